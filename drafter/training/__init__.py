@@ -1,0 +1,1 @@
+"""Training of DFlash drafters: data, objective, trainer, export. The feature source is a port."""
