@@ -1,0 +1,151 @@
+"""msgpack form of the records: positional arrays, so a step's frame is small and quick to build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from dflash_wire.records import (
+    DraftResult,
+    GenerationRequest,
+    GenerationStats,
+    Ingest,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
+
+
+def pack(value: Any) -> bytes:
+    """Encode plain lists, dicts, strings and numbers."""
+    return msgpack.packb(value)
+
+
+def unpack(frame: bytes) -> Any:
+    """Decode ``pack``; map keys stay strings."""
+    return msgpack.unpackb(frame)
+
+
+def _sampling(s: SamplingParams) -> tuple[float, float, int, int]:
+    return (s.temperature, s.top_p, s.top_k, s.seed)
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Encode a ``StepPlan``."""
+    rows = [
+        (
+            r.seq_id,
+            r.token_ids,
+            r.start_position,
+            r.page_ids,
+            r.width,
+            r.is_prefill,
+            r.samples,
+            _sampling(r.sampling),
+        )
+        for r in plan.rows
+    ]
+    ingests = [(i.feature_offset, i.num_tokens, i.start_position, i.page_ids) for i in plan.ingests]
+    return pack((plan.step_id, plan.feature_base, rows, ingests))
+
+
+def decode_plan(frame: bytes) -> StepPlan:
+    """Decode ``encode_plan``."""
+    step_id, feature_base, rows, ingests = unpack(frame)
+    return StepPlan(
+        step_id,
+        [Row(*fields[:-1], SamplingParams(*fields[-1])) for fields in rows],
+        [Ingest(*fields) for fields in ingests],
+        feature_base,
+    )
+
+
+def encode_drafts(result: DraftResult) -> bytes:
+    """Encode a ``DraftResult``."""
+    return pack((result.step_id, result.draft_token_ids, result.draft_ms))
+
+
+def decode_drafts(frame: bytes) -> DraftResult:
+    """Decode ``encode_drafts``."""
+    return DraftResult(*unpack(frame))
+
+
+def encode_result(result: StepResult) -> bytes:
+    """Encode a ``StepResult``."""
+    return pack(
+        (
+            result.step_id,
+            result.committed_token_ids,
+            result.draft_ms,
+            result.verify_ms,
+            result.error,
+        )
+    )
+
+
+def decode_result(frame: bytes) -> StepResult:
+    """Decode ``encode_result``."""
+    return StepResult(*unpack(frame))
+
+
+def _stats(s: GenerationStats) -> tuple[Any, ...]:
+    return (
+        s.policy,
+        s.num_cycles,
+        s.num_draft_tokens,
+        s.num_accepted_drafts,
+        s.committed_per_cycle,
+        s.draft_ms,
+        s.verify_ms,
+        s.overhead_ms,
+    )
+
+
+def encode_chunks(chunks: list[TokenChunk]) -> bytes:
+    """Encode one step's chunks for one gateway."""
+    return pack(
+        [
+            (
+                c.request_id,
+                c.token_ids,
+                c.finish_reason,
+                None if c.stats is None else _stats(c.stats),
+                c.error,
+            )
+            for c in chunks
+        ]
+    )
+
+
+def decode_chunks(frame: bytes) -> list[TokenChunk]:
+    """Decode ``encode_chunks``."""
+    return [
+        TokenChunk(rid, ids, reason, None if stats is None else GenerationStats(*stats), error)
+        for rid, ids, reason, stats, error in unpack(frame)
+    ]
+
+
+def encode_request(request: GenerationRequest) -> bytes:
+    """Encode a ``GenerationRequest``."""
+    return pack(
+        (
+            request.request_id,
+            request.prompt_token_ids,
+            request.max_tokens,
+            _sampling(request.sampling),
+            request.stop_token_ids,
+            request.policy,
+            request.frame_address,
+        )
+    )
+
+
+def decode_request(frame: bytes) -> GenerationRequest:
+    """Decode ``encode_request``."""
+    rid, prompt, max_tokens, sampling, stops, policy, address = unpack(frame)
+    return GenerationRequest(
+        rid, prompt, max_tokens, SamplingParams(*sampling), stops, policy, address
+    )

@@ -1,0 +1,172 @@
+"""Records that travel between gateway, coordinator, drafter and verifier.
+
+Control records carry ids, lengths and page tables, never tensors. A ``StepPlan`` is complete in
+itself: executors keep no per-sequence state beyond their pools, so a replaced executor needs
+nothing but the next plan.
+
+Units: positions and counts in tokens, times in milliseconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in OpenAI's vocabulary."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's next token is chosen. ``temperature == 0`` is greedy.
+
+    ``seed`` is always set: with the position it fixes the noise (DESIGN "coupled" sampling), so the
+    output is a function of model, prompt, parameters and seed alone.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    seed: int = 0
+    """0 <= seed < 2**63."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate: what the gateway hands to the coordinator."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Ids that end the sequence; end-of-sequence ids are added by the gateway unless ``ignore_eos``."""
+    policy: str | None = None
+    """Block policy of this request, e.g. ``static:8`` or ``off``; None takes the server's default."""
+    frame_address: str = ""
+    """Where the coordinator pushes this request's ``TokenFrame``s; empty in-process."""
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """What one sequence cost; times are sums over its cycles."""
+
+    policy: str = ""
+    num_cycles: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_drafts: int = 0
+    committed_per_cycle: list[int] = field(default_factory=list)
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    overhead_ms: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean committed tokens per cycle, bonus included (tau)."""
+        return sum(self.committed_per_cycle) / self.num_cycles if self.num_cycles else 0.0
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """What one step added to one request: the unit that travels to the gateway."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """Set on the request's last chunk only."""
+    stats: GenerationStats | None = None
+    """Set on the request's last chunk only."""
+    error: dict[str, str | None] | None = None
+    """Set when the request failed (``errors.error_to_wire``); then it is the last chunk."""
+
+
+@dataclass(slots=True)
+class Ingest:
+    """Target features of committed positions that the drafter must take into its context pool.
+
+    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by the
+    previous step, belong to positions ``[start_position, start_position + num_tokens)``.
+    """
+
+    feature_offset: int
+    num_tokens: int
+    start_position: int
+    page_ids: list[int]
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's share of a step.
+
+    A *verify row* has one token, the anchor, at ``start_position`` and ``width`` positions to verify
+    (anchor included; ``width == 1`` is plain decoding). A *prefill row* (``is_prefill``) has
+    ``len(token_ids)`` committed tokens to read; ``samples`` says whether its last position yields a
+    token (the last chunk) or not.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+    start_position: int
+    page_ids: list[int]
+    width: int = 1
+    is_prefill: bool = False
+    samples: bool = True
+    sampling: SamplingParams = SamplingParams()
+
+    @property
+    def num_positions(self) -> int:
+        """Target positions this row occupies in the packed pass."""
+        return len(self.token_ids) if self.is_prefill else self.width
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step around the ring: coordinator -> drafter -> verifier -> coordinator.
+
+    The verifier writes the features of the packed position ``i`` (rows in order) to FeaturePool row
+    ``feature_base + i``.
+    """
+
+    step_id: int
+    rows: list[Row]
+    ingests: list[Ingest] = field(default_factory=list)
+    feature_base: int = 0
+
+    @property
+    def num_positions(self) -> int:
+        """Packed target positions of the whole step."""
+        return sum(row.num_positions for row in self.rows)
+
+
+@dataclass(slots=True)
+class DraftResult:
+    """What the drafter adds to a plan on its way to the verifier.
+
+    ``draft_token_ids[i]`` has ``rows[i].width - 1`` ids (empty for prefill and plain rows).
+    """
+
+    step_id: int
+    draft_token_ids: list[list[int]]
+    draft_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the verifier found.
+
+    ``committed_token_ids[i]``: for a verify row accepted drafts followed by the bonus token (never
+    empty); for a prefill row the sampled token, or nothing when ``samples`` is false. Not yet clipped
+    at stop tokens or length: that is the coordinator's.
+    ``error`` is set when the step failed as a whole (``errors.error_to_wire``).
+    """
+
+    step_id: int
+    committed_token_ids: list[list[int]]
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    error: dict[str, str | None] | None = None
