@@ -1,0 +1,99 @@
+# Two commands matter: `make serve` and `make test`. `make help` lists the rest.
+# Needs python3 (3.11 or newer) and a package index; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= config.yaml
+HOST ?= http://127.0.0.1:8000
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check --no-input install --constraint constraints.txt
+
+# No telemetry, and no Ray warning about accelerators on machines that have none.
+export RAY_USAGE_STATS_ENABLED ?= 0
+export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-unit lint format bench bench-overhead offline demo-pair loadtest clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One stamp per set of packages; a stamp older than its inputs means install again.
+STAMP := $(VENV)/.installed
+STAMP_TEST := $(VENV)/.installed-test
+STAMP_DEV := $(VENV)/.installed-dev
+STAMP_LOADTEST := $(VENV)/.installed-loadtest
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "This needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(PY)
+	@echo "Installing into $(VENV); the first time takes a few minutes"
+	@$(PIP) --editable .
+	@touch $@
+
+# The public `dflash` package is only a reference for tests and `make bench`. It pins another
+# transformers, so it comes without its dependencies.
+$(STAMP_TEST): $(STAMP)
+	@echo "Installing what the tests need"
+	@$(PIP) --editable '.[test]'
+	@$(PIP) --no-deps dflash==0.1.0
+	@touch $@
+
+$(STAMP_DEV): $(STAMP)
+	@echo "Installing linters"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(STAMP_LOADTEST): $(STAMP)
+	@echo "Installing the load generator"
+	@$(PIP) --editable '.[loadtest]'
+	@touch $@
+
+install: $(STAMP) ## create .venv and install the server
+
+serve: $(STAMP) ## serve the embedded demo pair on port 8000 (CONFIG=config.yaml)
+	@$(VENV)/bin/serve run $(CONFIG)
+
+test: $(STAMP_TEST) ## run the whole test suite (ARGS=... goes to pytest)
+	@$(PY) -m pytest $(ARGS)
+
+test-unit: $(STAMP_TEST) ## run the tests that need neither Ray nor a server
+	@$(PY) -m pytest tests/unit $(ARGS)
+
+lint: $(STAMP_TEST) $(STAMP_DEV) ## ruff check and format, codespell, mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/codespell
+	@$(VENV)/bin/mypy
+
+format: $(STAMP_DEV) ## let ruff format and fix what it can
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+bench: $(STAMP_TEST) ## speed of every policy beside two reference loops (ARGS=--help)
+	@$(PY) -m loadtest.bench --config $(CONFIG) $(ARGS)
+
+bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
+	@$(PY) -m services.bench_overhead $(ARGS)
+
+offline: $(STAMP) ## run a prompt file without HTTP: make offline PROMPTS=FILE.jsonl
+	@test -n "$(PROMPTS)" || { echo "Name the prompts: make offline PROMPTS=loadtest/prompts/chat.jsonl" >&2; exit 2; }
+	@$(PY) -m services.offline --prompts "$(PROMPTS)" $(ARGS)
+
+demo-pair: $(STAMP) ## train the embedded pair again: make demo-pair GSM8K=train.jsonl
+	@test -n "$(GSM8K)" || { echo "Name GSM8K's training split: make demo-pair GSM8K=path/to/train.jsonl" >&2; exit 2; }
+	@$(PY) -m drafter.training.demo all --gsm8k "$(GSM8K)" $(ARGS)
+
+loadtest: $(STAMP_LOADTEST) ## 60 s of chat load on a started server (HOST=..., ARGS=--help)
+	@$(PY) -m locust -f loadtest/locustfile.py --headless --host $(HOST) --users 4 --spawn-rate 2 --run-time 60s $(ARGS)
+
+clean: ## remove .venv, builds and caches
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
