@@ -1,4 +1,8 @@
-"""From page tables to slots. A slot is the place of one token in a pool."""
+"""Paged pools: one place for target keys/values and for the drafter's context.
+
+A *slot* is the place of one token in a pool: ``page_id * page_size + offset``. Page tables come with
+every plan; a pool knows nothing about sequences, so a replaced executor starts with an empty one.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,63 @@ import torch
 from torch import Tensor
 
 
-def slots_of(page_ids: list[int], start: int, end: int, page_size: int) -> list[int]:
-    """Return the slots of positions ``[start, end)`` of a sequence.
+class PagedPool:
+    """Keys and values by slot.
+
+    Owner: the executor that holds it; only that executor writes. Invariant: it never holds
+    speculative state, because only committed positions are written.
 
     Args:
-        page_ids: the sequence's page table; must cover ``end`` positions.
-        start: first position.
-        end: one past the last position.
+        num_layers: layers with their own keys and values.
+        num_pages: pages of ``page_size`` tokens.
         page_size: tokens per page.
+        num_kv_heads: key/value heads per layer.
+        head_dim: size of one head.
+        dtype: element type.
+        device: where the pool lives.
     """
-    slots: list[int] = []
-    position = start
-    while position < end:
-        page, offset = divmod(position, page_size)
-        count = min(page_size - offset, end - position)
-        first = page_ids[page] * page_size + offset
-        slots.extend(range(first, first + count))
-        position += count
-    return slots
 
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        self.num_slots = num_pages * page_size
+        self.data = torch.zeros(
+            (num_layers, self.num_slots, 2, num_kv_heads, head_dim), dtype=dtype, device=device
+        )
+        self._offsets = torch.arange(page_size, device=device)
 
-def slots_tensor(
-    page_ids: list[int], start: int, end: int, page_size: int, device: torch.device
-) -> Tensor:
-    """``slots_of`` as int64 on ``device``."""
-    return torch.tensor(
-        slots_of(page_ids, start, end, page_size), dtype=torch.int64, device=device
-    )
+    @property
+    def device(self) -> torch.device:
+        """Device of the pool."""
+        return self.data.device
+
+    def slots(self, page_ids: list[int], start: int, end: int) -> Tensor:
+        """Return the slots ``[end - start]`` int64 of positions ``[start, end)``; reads nothing.
+
+        Args:
+            page_ids: the sequence's page table; covers at least ``end`` positions.
+            start: first position.
+            end: one past the last position.
+        """
+        first, last = start // self.page_size, -(-end // self.page_size)
+        pages = torch.tensor(page_ids[first:last], dtype=torch.int64, device=self.device)
+        slots = (pages[:, None] * self.page_size + self._offsets).flatten()
+        skipped = first * self.page_size
+        return slots[start - skipped : end - skipped]
+
+    def write(self, slots: Tensor, kv: Tensor) -> None:
+        """Write committed tokens; mutates the pool.
+
+        Args:
+            slots: ``[n]`` int64.
+            kv: ``[num_layers, n, 2, G, D]``.
+        """
+        self.data.index_copy_(1, slots, kv)

@@ -65,7 +65,7 @@ def decode_plan(frame: bytes) -> StepPlan:
 
 def encode_drafts(result: DraftResult) -> bytes:
     """Encode a ``DraftResult``."""
-    return pack((result.step_id, result.draft_token_ids, result.draft_ms))
+    return pack((result.step_id, result.draft_token_ids, result.draft_ms, result.parents))
 
 
 def decode_drafts(frame: bytes) -> DraftResult:

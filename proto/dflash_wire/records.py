@@ -153,6 +153,9 @@ class DraftResult:
     step_id: int
     draft_token_ids: list[list[int]]
     draft_ms: float = 0.0
+    parents: list[list[int]] | None = None
+    """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
+    ``n``-th draft token. None: every row is a chain."""
 
 
 @dataclass(slots=True)

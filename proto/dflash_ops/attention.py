@@ -1,0 +1,190 @@
+"""Attention over paged context and the tokens of the current step, for ragged packed rows.
+
+Registered in transformers' ``AttentionInterface`` as ``GATHERED``; model layers pass our metadata on
+as the keyword argument ``step``. This is the gathered SDPA form: the reference in tests and the CPU's
+serving path. Context keys/values are gathered from pages, the step's own are appended, one masked
+SDPA runs per group of rows.
+
+Shape letters: T packed tokens, R rows of a group, W widest row, C longest context, H query heads,
+G key/value heads, D head size, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from dflash_ops.paging import PagedPool
+
+# transformers takes any name with "flash" in it for a flash-attention kernel.
+GATHERED = "gathered_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """One row: packed tokens ``[offset, offset + width)`` after ``len(context_slots)`` of context.
+
+    ``visible`` is ``[width, width]`` bool (query, key) within the row; None means all of it.
+    """
+
+    offset: int
+    width: int
+    context_slots: Tensor
+    visible: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Rows that attend together, padded to one width and one context length."""
+
+    num_rows: int
+    width: int
+    context_slots: Tensor  # [R * C]
+    mask: Tensor | None  # [R, 1, queries, C + W] additive; queries = (H / G) * W
+    packed_slice: slice | None  # set when the rows lie side by side without padding
+    gather_index: Tensor | None  # [R * W] packed index of each padded place
+    scatter_index: Tensor | None  # [n] padded places that are real
+    packed_index: Tensor | None  # [n] where they go in the packed order
+
+
+def _additive(visible: Tensor, dtype: torch.dtype, heads_per_kv: int) -> Tensor:
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    mask.masked_fill_(~visible, float("-inf"))
+    return mask.repeat(1, heads_per_kv, 1)[:, None]
+
+
+def build_group(
+    rows: Sequence[AttentionRow], heads_per_kv: int, dtype: torch.dtype
+) -> AttentionGroup:
+    """Pad ``rows`` to a common width and context length.
+
+    Args:
+        rows: at least one row, in packed order.
+        heads_per_kv: H / G, so that grouped heads fold into the query axis.
+        dtype: of queries, for the additive mask.
+    """
+    device = rows[0].context_slots.device
+    width = max(row.width for row in rows)
+    lengths = [row.context_slots.shape[0] for row in rows]
+    context = max(lengths)
+    is_even = all(row.width == width for row in rows)
+    is_adjacent = all(a.offset + a.width == b.offset for a, b in zip(rows, rows[1:], strict=False))
+    needs_mask = min(lengths) < context or not is_even or any(r.visible is not None for r in rows)
+    slots = torch.zeros((len(rows), context), dtype=torch.int64, device=device)
+    for r, row in enumerate(rows):
+        slots[r, : lengths[r]] = row.context_slots
+    mask = None
+    if needs_mask:
+        visible = torch.zeros((len(rows), width, context + width), dtype=torch.bool, device=device)
+        for r, row in enumerate(rows):
+            # Padding queries get the real queries' context too, so no softmax row is empty.
+            visible[r, :, : lengths[r]] = True
+            inside = visible[r, : row.width, context : context + row.width]
+            inside.copy_(torch.ones_like(inside) if row.visible is None else row.visible)
+            visible[r, row.width :, context] = True
+        mask = _additive(visible, dtype, heads_per_kv)
+    if is_even and is_adjacent:
+        packed = slice(rows[0].offset, rows[-1].offset + width)
+        return AttentionGroup(
+            len(rows), width, slots.flatten(), mask, packed, None, None, None
+        )
+    gather, scatter, packed_places = [], [], []
+    for r, row in enumerate(rows):
+        real = list(range(row.offset, row.offset + row.width))
+        gather += real + [row.offset] * (width - row.width)
+        scatter += range(r * width, r * width + row.width)
+        packed_places += real
+    as_index = [torch.tensor(x, device=device) for x in (gather, scatter, packed_places)]
+    return AttentionGroup(len(rows), width, slots.flatten(), mask, None, *as_index)
+
+
+@dataclass(slots=True)
+class StepAttention:
+    """Metadata of one packed pass; collects the step's own keys and values layer by layer."""
+
+    pool: PagedPool
+    groups: list[AttentionGroup]
+    step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
+
+
+def _attend(group: AttentionGroup, query: Tensor, step_kv: Tensor, pool: Tensor, scale: float) -> Tensor:
+    """One group: ``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
+    rows, width = group.num_rows, group.width
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = step_kv.shape[2]
+    context = pool.index_select(0, group.context_slots)
+    kv = torch.cat(
+        [
+            context.view(rows, -1, 2, num_kv_heads, head_dim),
+            step_kv.view(rows, width, 2, num_kv_heads, head_dim),
+        ],
+        dim=1,
+    )  # [R, C + W, 2, G, D]
+    folded = (
+        query.view(rows, width, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(rows, num_kv_heads, -1, head_dim)
+    )  # [R, G, (H/G) * W, D]
+    out = scaled_dot_product_attention(
+        folded, kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2), group.mask, scale=scale
+    )
+    unfolded = out.view(rows, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
+    return unfolded.reshape(rows * width, num_heads, head_dim)
+
+
+def gathered_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    *,
+    step: StepAttention,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention function in transformers' form.
+
+    Args:
+        module: the attention layer; ``layer_idx`` selects the pool's layer.
+        query: ``[1, H, T, D]``.
+        key: ``[1, G, T, D]``.
+        value: ``[1, G, T, D]``.
+        attention_mask: ignored; visibility is in ``step``.
+        scaling: softmax scale.
+        dropout: ignored; serving only.
+        step: metadata of this pass; its ``step_kv`` grows by this layer's ``[T, 2, G, D]``.
+
+    Returns:
+        ``[1, T, H, D]`` and None.
+    """
+    kv = torch.stack([key[0], value[0]], dim=1).permute(2, 1, 0, 3)  # [T, 2, G, D]
+    step.step_kv.append(kv)
+    pool = step.pool.data[module.layer_idx]  # type: ignore[index]
+    packed_query = query[0].transpose(0, 1)  # [T, H, D]
+    if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
+        return _attend(step.groups[0], packed_query.contiguous(), kv.contiguous(), pool, scaling)[None], None
+    out = torch.empty_like(packed_query, memory_format=torch.contiguous_format)
+    for group in step.groups:
+        if group.packed_slice is not None:
+            part = group.packed_slice
+            out[part] = _attend(
+                group, packed_query[part].contiguous(), kv[part].contiguous(), pool, scaling
+            )
+            continue
+        assert group.gather_index is not None and group.packed_index is not None
+        attended = _attend(
+            group, packed_query[group.gather_index], kv[group.gather_index], pool, scaling
+        )
+        out[group.packed_index] = attended[group.scatter_index]
+    return out[None], None
+
+
+AttentionInterface.register(GATHERED, gathered_attention)

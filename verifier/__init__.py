@@ -1,0 +1,1 @@
+"""The verifier: target model, paged keys and values, feature capture, sampling, acceptance."""

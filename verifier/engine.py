@@ -1,0 +1,218 @@
+"""The verifier engine: one target pass over all rows of a step, then acceptance and commit.
+
+Holds tensors and no policy. Everything it needs comes with the plan; everything in its pool can be
+rebuilt from committed tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from dflash_ops.attention import AttentionGroup, AttentionRow, StepAttention, build_group
+from dflash_ops.paging import PagedPool
+from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_wire.errors import FatalError
+from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
+from torch import Tensor
+
+from verifier.acceptance import accept, ancestor_mask, chain_parents, depths
+from verifier.target import TargetModel
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """A row's place in the packed pass.
+
+    Packed tokens ``[offset, offset + width)``; its logits are rows
+    ``[logits_offset, logits_offset + num_logits)`` of the step's logits.
+    """
+
+    row: Row
+    draft_token_ids: list[int]
+    parents: list[int]
+    offset: int
+    width: int
+    logits_offset: int
+    num_logits: int
+
+
+def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
+    """Lay a plan's rows out one after another.
+
+    Raises:
+        FatalError: the drafts do not belong to this plan.
+    """
+    if drafts.step_id != plan.step_id or len(drafts.draft_token_ids) != len(plan.rows):
+        raise FatalError(f"drafts of step {drafts.step_id} do not fit plan of step {plan.step_id}")
+    packed: list[PackedRow] = []
+    offset = logits_offset = 0
+    for i, row in enumerate(plan.rows):
+        draft_token_ids = drafts.draft_token_ids[i]
+        if not row.is_prefill and len(draft_token_ids) != row.width - 1:
+            raise FatalError(
+                f"step {plan.step_id}: {len(draft_token_ids)} drafts for a row of width {row.width}"
+            )
+        parents = (
+            drafts.parents[i] if drafts.parents is not None else chain_parents(len(draft_token_ids))
+        )
+        num_logits = (1 if row.samples else 0) if row.is_prefill else row.width
+        packed.append(
+            PackedRow(
+                row, draft_token_ids, parents, offset, row.num_positions, logits_offset, num_logits
+            )
+        )
+        offset += row.num_positions
+        logits_offset += num_logits
+    return packed
+
+
+class VerifierEngine:
+    """Runs steps on the target model.
+
+    Owner of the target KV pool; nobody else writes it. Between steps the pool covers exactly the
+    committed inputs of every sequence.
+
+    Args:
+        target: the loaded model.
+        pool: its KV pool.
+        feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
+        target_layer_ids: tapped layers, in the drafter's order.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        pool: PagedPool,
+        feature_pool: Tensor,
+        target_layer_ids: list[int],
+    ) -> None:
+        self.target = target
+        self.pool = pool
+        self.feature_pool = feature_pool
+        self.target_layer_ids = target_layer_ids
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, drafts: DraftResult) -> StepResult:
+        """Verify, sample, accept and commit one step. Mutates the pool and the feature pool.
+
+        Raises:
+            FatalError: plan and drafts do not fit together.
+        """
+        began = time.perf_counter()
+        packed = pack_rows(plan, drafts)
+        step = StepAttention(self.pool, self._groups(packed))
+        hidden, features = self.target.forward(
+            self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
+        )
+        chosen = self._choose(packed, hidden)
+        committed, kept, slots = self._accept(packed, chosen)
+        self._commit(plan, step, features, kept, slots, packed)
+        verify_ms = (time.perf_counter() - began) * 1e3
+        return StepResult(plan.step_id, committed, drafts.draft_ms, verify_ms)
+
+    def _groups(self, packed: list[PackedRow]) -> list[AttentionGroup]:
+        """Prefill rows attend alone; verify rows share one padded group."""
+        heads_per_kv = self.target.num_heads // self.target.num_kv_heads
+        verify: list[AttentionRow] = []
+        groups: list[AttentionGroup] = []
+        for p in packed:
+            context = self.pool.slots(p.row.page_ids, 0, p.row.start_position)
+            if p.row.is_prefill:
+                visible = None
+                if p.width > 1:
+                    visible = torch.ones(
+                        p.width, p.width, dtype=torch.bool, device=self.pool.device
+                    ).tril_()
+                row = AttentionRow(p.offset, p.width, context, visible)
+                groups.append(build_group([row], heads_per_kv, self.target.dtype))
+            else:
+                visible = ancestor_mask(p.parents).to(self.pool.device) if p.parents else None
+                verify.append(AttentionRow(p.offset, p.width, context, visible))
+        if verify:
+            groups.append(build_group(verify, heads_per_kv, self.target.dtype))
+        return groups
+
+    def _token_ids(self, packed: list[PackedRow]) -> Tensor:
+        ids: list[int] = []
+        for p in packed:
+            ids += p.row.token_ids
+            ids += p.draft_token_ids
+        return torch.tensor(ids, dtype=torch.int64, device=self.target.device)
+
+    def _positions(self, packed: list[PackedRow]) -> Tensor:
+        positions: list[int] = []
+        for p in packed:
+            start = p.row.start_position
+            if p.row.is_prefill:
+                positions += range(start, start + p.width)
+            else:
+                positions += [start + depth for depth in depths(p.parents)]
+        return torch.tensor(positions, dtype=torch.int64, device=self.target.device)
+
+    def _choose(self, packed: list[PackedRow], hidden: Tensor) -> list[int]:
+        """The target's token after every position that yields one, in logits order."""
+        wanted: list[int] = []
+        runs: list[SamplingRun] = []
+        for p in packed:
+            if p.num_logits == 0:
+                continue
+            end = p.logits_offset + p.num_logits
+            last = p.row.start_position + p.width
+            if p.row.is_prefill:
+                wanted.append(p.offset + p.width - 1)
+                runs.append(SamplingRun(p.logits_offset, end, last, p.row.sampling))
+                continue
+            wanted += range(p.offset, p.offset + p.width)
+            places = tuple(p.row.start_position + 1 + depth for depth in depths(p.parents))
+            runs.append(SamplingRun(p.logits_offset, end, places[0], p.row.sampling, places))
+        if not wanted:
+            return []
+        if len(wanted) != hidden.shape[0]:
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+        chosen: list[int] = choose_tokens(self.target.logits(hidden), runs).tolist()
+        return chosen
+
+    def _accept(
+        self, packed: list[PackedRow], chosen: list[int]
+    ) -> tuple[list[list[int]], list[int], list[Tensor]]:
+        """Committed ids per row, packed indices whose K/V are kept, and their slots."""
+        committed: list[list[int]] = []
+        kept: list[int] = []
+        slots: list[Tensor] = []
+        for p in packed:
+            mine = chosen[p.logits_offset : p.logits_offset + p.num_logits]
+            start = p.row.start_position
+            if p.row.is_prefill:
+                committed.append(mine)
+                nodes = list(range(p.width))
+            else:
+                acceptance = accept(p.draft_token_ids, mine, p.parents)
+                committed.append(acceptance.token_ids)
+                nodes = acceptance.nodes
+            kept += [p.offset + node for node in nodes]
+            slots.append(self.pool.slots(p.row.page_ids, start, start + len(nodes)))
+        return committed, kept, slots
+
+    def _commit(
+        self,
+        plan: StepPlan,
+        step: StepAttention,
+        features: Tensor,
+        kept: list[int],
+        slots: list[Tensor],
+        packed: list[PackedRow],
+    ) -> None:
+        """Write the accepted path's K/V into pages, and its features to the front of the row's range."""
+        device = self.pool.device
+        index = torch.tensor(kept, dtype=torch.int64, device=device)
+        step_kv = torch.stack(step.step_kv)  # [L, T, 2, G, D]
+        self.pool.write(torch.cat(slots), step_kv[:, index])
+        places: list[int] = []
+        for p, row_slots in zip(packed, slots, strict=True):
+            first = plan.feature_base + p.offset
+            places += range(first, first + row_slots.shape[0])
+        self.feature_pool.index_copy_(
+            0, torch.tensor(places, device=device), features[index].to(self.feature_pool.dtype)
+        )

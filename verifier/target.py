@@ -1,0 +1,117 @@
+"""The target model: loading, and one packed forward pass with feature capture.
+
+Layers are transformers' own; this module only replaces what surrounds them (mask building, cache
+objects, output lists), because our rows are packed and our keys and values are paged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from dflash_ops.attention import GATHERED, StepAttention
+from dflash_ops.norms import fuse_rms_norms
+from dflash_wire.errors import ConfigError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SUPPORTED_MODEL_TYPES = ("qwen3", "llama")
+
+
+def load_target_config(path: str) -> Any:
+    """Load and check the target's config.
+
+    Raises:
+        ConfigError: nothing there, or a family or feature that is not supported.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=Path(path).exists())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load a target model config from {path!r}: {error}") from error
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ConfigError(
+            f"target family {config.model_type!r} is not supported; supported are "
+            f"{', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        raise ConfigError(f"target layer types {sorted(layer_types)} are not supported yet")
+    return config
+
+
+class TargetModel:
+    """A frozen causal LM over packed rows.
+
+    Args:
+        path: local folder or hub id; safetensors only, no remote code.
+        dtype: compute and weight type.
+        device: where to run.
+
+    Raises:
+        ConfigError: the model cannot be loaded or is of an unsupported family.
+    """
+
+    def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = load_target_config(path)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=self.config,
+                dtype=dtype,
+                attn_implementation=GATHERED,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
+        self.model: nn.Module = model.to(device).eval()
+        fuse_rms_norms(self.model)
+        self.device = device
+        self.dtype = dtype
+        config = self.config
+        self.num_layers: int = config.num_hidden_layers
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = config.max_position_embeddings
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        step: StepAttention,
+        target_layer_ids: list[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layers once over all packed tokens.
+
+        Args:
+            token_ids: ``[T]`` int64.
+            positions: ``[T]`` int64, absolute.
+            step: attention metadata; collects every layer's keys and values.
+            target_layer_ids: 0-based layers whose *outputs* are captured, in this order.
+
+        Returns:
+            hidden states after the final norm ``[T, H]`` and target features ``[T, K*H]``.
+        """
+        base = self.model.model
+        hidden = base.embed_tokens(token_ids[None])  # type: ignore[union-attr, operator]
+        position_ids = positions[None]
+        position_embeddings = base.rotary_emb(hidden, position_ids)  # type: ignore[union-attr, operator]
+        tapped: dict[int, Tensor] = {}
+        wanted = set(target_layer_ids)
+        for index, layer in enumerate(base.layers):  # type: ignore[union-attr, arg-type]
+            hidden = layer(hidden, position_embeddings=position_embeddings, step=step)
+            if index in wanted:
+                tapped[index] = hidden
+        features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)[0]
+        return base.norm(hidden)[0], features  # type: ignore[union-attr, operator]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, H]`` after the final norm -> ``[n, V]``."""
+        head: nn.Module = self.model.lm_head  # type: ignore[assignment]
+        return head(hidden)  # type: ignore[no-any-return]
