@@ -36,13 +36,14 @@ class TargetRecipe:
     head_dim: int = 48
     intermediate_size: int = 512
     max_positions: int = 2048
-    steps: int = 2500
+    steps: int = 1500
     tokens_per_step: int = 3072
     raw_share: float = 0.10
     raw_length: int = 768
     max_length: int = 448
     peak_lr: float = 3e-3
     warmup: int = 100
+    decay_from: float = 0.45
     weight_decay: float = 0.1
     seed: int = 20261129
     checkpoint_every: int = 250
@@ -139,11 +140,12 @@ def make_optimizers(model: nn.Module, recipe: TargetRecipe) -> list[torch.optim.
 
 
 def learning_rate(step: int, recipe: TargetRecipe) -> float:
-    """Linear warm-up, then cosine to 2 % of the peak."""
+    """Linear warm-up, constant to ``decay_from`` of the run, then linear to 2 % of the peak."""
     if step < recipe.warmup:
         return recipe.peak_lr * (step + 1) / recipe.warmup
-    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.peak_lr * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+    first = recipe.decay_from * recipe.steps
+    progress = max(0.0, (step - first) / (recipe.steps - first))
+    return recipe.peak_lr * (1.0 - 0.98 * progress)
 
 
 def batch_loss(model: Qwen3ForCausalLM, group: list[Example]) -> Tensor:
