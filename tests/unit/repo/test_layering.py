@@ -1,0 +1,119 @@
+"""Imports go down only: services -> {gateway, verifier, drafter} -> {dflash_wire, dflash_ops}."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
+OURS = frozenset(
+    {"services", "gateway", "drafter", "verifier", "dflash_wire", "dflash_ops", "loadtest", "tests"}
+)
+STANDARD = frozenset(sys.stdlib_module_names)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one package may import. Its own modules and the standard library always pass."""
+
+    folder: str
+    ours: frozenset[str] = frozenset()
+    """Packages of this repository below it."""
+    only: frozenset[str] | None = None
+    """The only third-party packages allowed; None allows all but ``never``."""
+    never: frozenset[str] = field(default_factory=frozenset)
+
+
+BOTTOM = frozenset({"dflash_wire", "dflash_ops"})
+LAYERS = {
+    "dflash_wire": Layer("proto/dflash_wire", only=frozenset({"msgpack"})),
+    "dflash_ops": Layer(
+        "proto/dflash_ops",
+        ours=frozenset({"dflash_wire"}),
+        only=frozenset({"torch", "transformers"}),
+    ),
+    "drafter": Layer("drafter", ours=BOTTOM, never=frozenset({"ray", "fastapi", "starlette"})),
+    "verifier": Layer("verifier", ours=BOTTOM, never=frozenset({"ray", "fastapi", "starlette"})),
+    "gateway": Layer(
+        "gateway",
+        ours=frozenset({"dflash_wire"}),
+        never=frozenset({"ray", "torch", "safetensors"}),
+    ),
+    "services": Layer(
+        "services", ours=frozenset({"gateway", "drafter", "verifier"}) | BOTTOM, never=frozenset()
+    ),
+    "loadtest": Layer("loadtest", never=frozenset({"ray", "torch"})),
+}
+
+
+def imported_packages(source: str) -> set[str]:
+    """Top-level packages that ``source`` imports anywhere; relative imports name none."""
+    packages: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            packages.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            packages.add(node.module.split(".")[0])
+    return packages
+
+
+def forbidden_imports(package: str, source: str) -> set[str]:
+    """Packages that ``source``, a module of ``package``, imports against the rules."""
+    layer = LAYERS[package]
+    found = set()
+    for name in imported_packages(source) - {package}:
+        if name in OURS:
+            is_allowed = name in layer.ours
+        elif name in STANDARD:
+            is_allowed = True
+        else:
+            is_allowed = name not in layer.never and (layer.only is None or name in layer.only)
+        if not is_allowed:
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_down_only(package: str) -> None:
+    folder = ROOT / LAYERS[package].folder
+    modules = sorted(folder.rglob("*.py"))
+    assert modules, f"{folder} has no modules"
+    problems = {
+        str(path.relative_to(ROOT)): found
+        for path in modules
+        if (found := forbidden_imports(package, path.read_text(encoding="utf-8")))
+    }
+    assert not problems
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "expected"),
+    [
+        ("drafter", "import verifier.engine", {"verifier"}),
+        ("verifier", "def f():\n    from drafter import model", {"drafter"}),
+        ("gateway", "import torch.nn as nn", {"torch"}),
+        ("gateway", "from services.app import build", {"services"}),
+        ("gateway", "import dflash_ops.noise", {"dflash_ops"}),
+        ("drafter", "import ray", {"ray"}),
+        ("dflash_wire", "import numpy, msgpack, json", {"numpy"}),
+        ("dflash_ops", "import torch\nfrom dflash_wire import records\nimport zmq", {"zmq"}),
+        ("loadtest", "from services import bench_reference", {"services"}),
+        ("services", "import ray, gateway, drafter, verifier, dflash_wire, dflash_ops", set()),
+        ("services", "import loadtest", {"loadtest"}),
+        ("drafter", "from . import model\nimport drafter.training", set()),
+    ],
+)
+def test_forbidden_imports_are_found(package: str, source: str, expected: set[str]) -> None:
+    assert forbidden_imports(package, source) == expected
+
+
+def test_every_python_folder_has_a_layer() -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    folders |= {path.parent.name for path in (ROOT / "proto").glob("*/__init__.py")}
+    assert folders - {"tests"} <= set(LAYERS)
