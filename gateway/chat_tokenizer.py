@@ -1,0 +1,110 @@
+"""The model's tokenizer as the gateway needs it: chat template, encoding, detokenizers.
+
+Encoding uses the Rust tokenizer directly: it is not changed after construction, so calls from
+several threads cannot disturb each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dflash_wire.errors import ConfigError, InvalidRequestError
+from gateway.detokenize import Detokenizer
+
+INLINE_CHARS = 4096
+"""Longest text that is encoded on the event loop (about a millisecond); longer goes to a thread."""
+
+Result = TypeVar("Result")
+
+
+class ChatTokenizer:
+    """Text to token ids and back.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer with a Rust backend.
+
+    Raises:
+        ConfigError: the tokenizer has no Rust backend.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ConfigError(
+                f"{type(tokenizer).__name__} has no tokenizer.json behind it; convert the model's "
+                "tokenizer to the fast format."
+            )
+        backend.no_truncation()
+        backend.no_padding()
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._special_ids = frozenset(
+            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> ChatTokenizer:
+        """Load from a model folder; never from the network, and without running its code.
+
+        Raises:
+            ConfigError: the folder holds no tokenizer that can be loaded.
+        """
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"Cannot load a tokenizer from {path}: {error}") from error
+        return cls(tokenizer)
+
+    async def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Render the chat template, ready for the assistant's turn, and encode it.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses these messages.
+        """
+        num_chars = sum(len(message["content"]) for message in messages)
+        return await _run(num_chars, lambda: self._encode_chat(messages))
+
+    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode plain prompts, with the special tokens that the model expects around them."""
+        num_chars = sum(len(text) for text in texts)
+        return await _run(num_chars, lambda: [self._backend.encode(text).ids for text in texts])
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one sequence."""
+        return Detokenizer(self._backend, self._special_ids)
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the prompt text of ``messages``."""
+        if not self._tokenizer.chat_template:
+            raise InvalidRequestError(
+                "This model has no chat template; use /v1/completions.", "messages"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template refuses these messages: {error}", "messages"
+            ) from error
+        return str(text)
+
+    def _encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        # The template has written the special tokens already.
+        encoding = self._backend.encode(self.render(messages), add_special_tokens=False)
+        return encoding.ids
+
+
+async def _run(num_chars: int, work: Callable[[], Result]) -> Result:
+    if num_chars <= INLINE_CHARS:
+        return work()
+    return await asyncio.to_thread(work)

@@ -1,0 +1,98 @@
+"""Token ids to text, one token at a time, so that chunk boundaries can never show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from dflash_wire.records import FinishReason
+from gateway.stop_strings import StopMatcher
+
+
+class Detokenizer:
+    """Incremental decoding of one sequence. Owner: one sequence.
+
+    A character whose bytes are spread over several tokens comes out with the last of them.
+
+    Args:
+        special_ids: tokens without text (end of turn, padding, ...).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._emitted: list[int] = []
+        """Tokens of the last text that came out: the context the pending ones are decoded in."""
+        self._pending: list[int] = []
+        """Tokens since then: the beginning of a character."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that ``token_id`` completes, which may be empty."""
+        if token_id in self._special_ids:
+            # The stream would skip it as well, but would decode it again with every later token.
+            return ""
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:
+            # NOTE: DecodeStream gives up ("Invalid prefix") when invalid UTF-8 makes the decoded
+            # text change in its past. What it held cannot become a character any more.
+            text = self.flush()
+        if text is None:
+            return ""
+        self._emitted, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """Return incomplete bytes as replacement characters and start afresh."""
+        before = self._tokenizer.decode(self._emitted, skip_special_tokens=True)
+        after = self._tokenizer.decode(self._emitted + self._pending, skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._emitted, self._pending = self._pending, []
+        return after[len(before) :]
+
+
+class SequenceText:
+    """Text, length and end of one sequence's output. Owner: its generator.
+
+    All three depend on the tokens alone, not on the chunks they came in.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop_strings: Sequence[str],
+        stop_token_ids: Collection[int],
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(stop_strings)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self.num_tokens = 0
+        """Output tokens so far: the one that ended the sequence counts, those after it do not."""
+        self.finish_reason: str | None = None
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text these tokens add; tokens after the end add nothing. Mutates."""
+        pieces: list[str] = []
+        for token_id in token_ids:
+            if self.finish_reason is not None:
+                break
+            self.num_tokens += 1
+            if token_id in self._stop_token_ids:
+                pieces.append(self.finish(FinishReason.STOP))
+                break
+            pieces.append(self._stops.push(self._detokenizer.push(token_id)))
+            if self._stops.has_matched:
+                self.finish_reason = FinishReason.STOP.value
+        return "".join(pieces)
+
+    def finish(self, reason: str) -> str:
+        """End the sequence, unless it has ended already; return the text held back. Mutates."""
+        if self.finish_reason is not None:
+            return ""
+        text = self._stops.push(self._detokenizer.flush())
+        self.finish_reason = FinishReason.STOP.value if self._stops.has_matched else str(reason)
+        return text + self._stops.flush()

@@ -1,0 +1,136 @@
+"""From engine chunks to text pieces: the one path every response is built from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from dflash_wire.errors import EngineUnavailableError, RequestCancelledError, error_from_wire
+from dflash_wire.records import GenerationStats, TokenChunk
+from gateway.detokenize import SequenceText
+from gateway.metrics import GatewayMetrics
+from gateway.state import GatewayState
+from gateway.validation import SequencePlan
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """What one committed chunk adds to one choice."""
+
+    index: int
+    text: str
+    num_tokens: int
+    """Output tokens of the sequence up to here, those without text included."""
+    finish_reason: str | None = None
+    """Set on the sequence's last piece only."""
+    stats: GenerationStats | None = None
+    """Set on the last piece, unless a stop string ended the sequence before the engine did."""
+
+
+TextPieces = AsyncGenerator[TextPiece, None]
+
+
+async def sequence_pieces(
+    state: GatewayState, plan: SequencePlan, metrics: GatewayMetrics, arrived: float
+) -> TextPieces:
+    """Generate one sequence; the last piece has a finish reason.
+
+    The engine's iterator is closed before the last piece goes out, and whenever this generator is
+    closed or cancelled, so a sequence never outlives the interest in it.
+
+    Raises:
+        DFlashError: the engine refused the request or failed.
+    """
+    text = SequenceText(
+        state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
+    )
+    meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids))
+    last: TextPiece | None = None
+    chunks: AsyncIterator[TokenChunk] | None = None
+    try:
+        chunks = state.engine.generate(plan.request)
+        async for chunk in chunks:
+            tokens_before = text.num_tokens
+            piece = _advance(plan.index, text, chunk)
+            meter.add_chunk(text.num_tokens - tokens_before)
+            if piece.finish_reason is not None:
+                last = piece
+                break
+            if piece.text:
+                yield piece
+            if chunk.error is not None:
+                raise error_from_wire(chunk.error)
+    except RequestCancelledError as error:
+        # Nobody here cancelled it: for the client this is a failure that may pass.
+        raise EngineUnavailableError("The engine dropped the request; send it again.") from error
+    finally:
+        meter.finish(last.stats if last else None)
+        await close_chunks(chunks)
+    if last is None:
+        raise EngineUnavailableError("The engine ended the stream too early; send it again.")
+    yield last
+
+
+def _advance(index: int, text: SequenceText, chunk: TokenChunk) -> TextPiece:
+    new_text = text.push(chunk.token_ids)
+    if chunk.finish_reason is not None:
+        new_text += text.finish(chunk.finish_reason)
+    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, chunk.stats)
+
+
+async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:
+    """Close an engine's iterator, which cancels the request if it still runs."""
+    aclose = getattr(chunks, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+async def request_pieces(
+    state: GatewayState, plans: Sequence[SequencePlan], metrics: GatewayMetrics, arrived: float
+) -> TextPieces:
+    """Generate all sequences of a request at the same time, pieces in order of arrival."""
+    streams = [sequence_pieces(state, plan, metrics, arrived) for plan in plans]
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for piece in only:
+                yield piece
+        return
+    async with aclosing(merge(streams)) as merged:
+        async for piece in merged:
+            yield piece
+
+
+async def merge(streams: Sequence[TextPieces]) -> TextPieces:
+    """Interleave ``streams``; the first error ends them all.
+
+    The queue is as long as there are streams, so a slow client slows the engine's readers.
+    """
+    queue: asyncio.Queue[TextPiece | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(stream: TextPieces) -> None:
+        try:
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    await queue.put(piece)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await queue.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

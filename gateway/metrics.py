@@ -1,0 +1,154 @@
+"""Prometheus metrics of one gateway, in a registry of its own.
+
+Queries for what is derived, not counted (``[5m]`` as wanted):
+    acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
+    acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
+Cycles are reported by the engine with a sequence's last chunk, so sequences that were cancelled or
+cut at a stop string inside the gateway add tokens but no cycles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from dflash_wire.records import GenerationStats
+
+Clock = Callable[[], float]
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TPOT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class GatewayMetrics:
+    """All metrics of one gateway. Owner: the app; endpoints report through its methods.
+
+    Args:
+        clock: seconds from any fixed point; replaced in tests.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self.registry = CollectorRegistry()
+        self._requests = self._counter(
+            "dflash_http_requests", "HTTP requests.", "endpoint", "status"
+        )
+        self._errors = self._counter("dflash_errors", "Errors sent to clients.", "code")
+        self._prompt_tokens = self._counter("dflash_prompt_tokens", "Prompt tokens.")
+        self._completion_tokens = self._counter("dflash_completion_tokens", "Output tokens.")
+        self._cycles = self._counter("dflash_cycles", "Draft-verify-commit cycles.")
+        self._committed = self._counter(
+            "dflash_committed_tokens", "Tokens committed by cycles, bonus included."
+        )
+        self._draft_tokens = self._counter("dflash_draft_tokens", "Draft tokens verified.")
+        self._accepted_drafts = self._counter(
+            "dflash_accepted_drafts", "Accepted drafts by position in the block.", "position"
+        )
+        self._seconds = {
+            part: self._counter(f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.")
+            for part in ("draft", "verify", "overhead")
+        }
+        self._time_to_first_token = Histogram(
+            "dflash_time_to_first_token_seconds",
+            "From the request's arrival to its first committed token.",
+            buckets=TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._time_per_output_token = Histogram(
+            "dflash_time_per_output_token_seconds",
+            "Per sequence: first to last chunk, divided by the tokens after the first chunk.",
+            buckets=TPOT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.running = Gauge(
+            "dflash_requests_running", "Sequences being generated.", registry=self.registry
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def render(self) -> bytes:
+        """Return the registry in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def count_request(self, endpoint: str, status: int) -> None:
+        """Count one HTTP request under its route template and final status."""
+        self._requests.labels(endpoint, str(status)).inc()
+
+    def count_error(self, code: str) -> None:
+        """Count one error that was sent to a client, before or inside a stream."""
+        self._errors.labels(code).inc()
+
+    def start_sequence(self, arrived: float, num_prompt_tokens: int) -> SequenceMeter:
+        """Begin measuring one sequence whose request arrived at ``arrived`` on ``clock``."""
+        self.running.inc()
+        self._prompt_tokens.inc(num_prompt_tokens)
+        return SequenceMeter(self, arrived)
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Record one sequence's time to first token."""
+        self._time_to_first_token.observe(seconds)
+
+    def observe_sequence(self, num_tokens: int, seconds_per_token: float | None) -> None:
+        """Record a sequence's output; the time is None when one chunk held all of it."""
+        self._completion_tokens.inc(num_tokens)
+        if seconds_per_token is not None:
+            self._time_per_output_token.observe(seconds_per_token)
+
+    def observe_stats(self, stats: GenerationStats) -> None:
+        """Record what the engine reports at the end of a sequence."""
+        self._cycles.inc(stats.num_cycles)
+        self._committed.inc(sum(stats.committed_per_cycle))
+        self._draft_tokens.inc(stats.num_draft_tokens)
+        self._seconds["draft"].inc(stats.draft_ms / 1000)
+        self._seconds["verify"].inc(stats.verify_ms / 1000)
+        self._seconds["overhead"].inc(stats.overhead_ms / 1000)
+        for position, count in enumerate(accepted_by_position(stats.committed_per_cycle), start=1):
+            self._accepted_drafts.labels(str(position)).inc(count)
+
+
+class SequenceMeter:
+    """Times one sequence. Owner: its generator, which must call ``finish`` exactly once."""
+
+    def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
+        self._metrics = metrics
+        self._arrived = arrived
+        self._first_chunk: tuple[float, int] | None = None
+        self._last_chunk_at = arrived
+        self._num_tokens = 0
+
+    def add_chunk(self, num_tokens: int) -> None:
+        """Note that a chunk with ``num_tokens`` output tokens is here."""
+        if num_tokens == 0:
+            return
+        now = self._metrics.clock()
+        if self._first_chunk is None:
+            self._first_chunk = (now, num_tokens)
+            self._metrics.observe_first_token(now - self._arrived)
+        self._last_chunk_at = now
+        self._num_tokens += num_tokens
+
+    def finish(self, stats: GenerationStats | None) -> None:
+        """Record the sequence; ``stats`` is None if the engine did not get to report."""
+        self._metrics.running.dec()
+        self._metrics.observe_sequence(self._num_tokens, self._seconds_per_token())
+        if stats is not None:
+            self._metrics.observe_stats(stats)
+
+    def _seconds_per_token(self) -> float | None:
+        if self._first_chunk is None:
+            return None
+        first_at, first_tokens = self._first_chunk
+        later_tokens = self._num_tokens - first_tokens
+        return (self._last_chunk_at - first_at) / later_tokens if later_tokens else None
+
+
+def accepted_by_position(committed_per_cycle: list[int]) -> list[int]:
+    """Return how many cycles accepted the draft at position 1, 2, ... of their block.
+
+    A cycle that committed ``c`` tokens accepted the drafts at positions ``1 .. c - 1``.
+    """
+    widest = max(committed_per_cycle, default=1)
+    return [sum(c > position for c in committed_per_cycle) for position in range(1, widest)]

@@ -1,0 +1,38 @@
+"""Endpoints for those who run the server: probes, version and metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from gateway.metrics import GatewayMetrics
+from gateway.state import StateProvider
+
+
+def operations_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter:
+    """Return the routes that are not OpenAI's."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Say that this process answers; never asks the engine."""
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Say whether requests can be served now; 503 with the reason if not."""
+        await provider().engine.check_ready()
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/version")
+    async def version() -> Response:
+        """Name the running version."""
+        return JSONResponse({"version": provider().settings.version})
+
+    @router.get("/metrics")
+    async def prometheus() -> Response:
+        """Return this gateway's metrics in Prometheus' text format."""
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return router

@@ -1,0 +1,153 @@
+"""Known parameters that are not implemented: a 400 that names them, never silence.
+
+A value that asks for nothing (``n: 1``, ``presence_penalty: 0``, ``null``) is accepted. Fields that
+nobody knows are accepted too, and reported in the ``X-DFlash-Ignored-Fields`` header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from gateway.errors import UnsupportedParameterError
+from gateway.schemas import ChatCompletionBody, GenerationBody
+
+IGNORED_FIELDS_HEADER = "X-DFlash-Ignored-Fields"
+MAX_LISTED_FIELDS = 20
+MAX_FIELD_CHARS = 64
+
+Neutral = tuple[Any, ...]
+"""Values of a parameter that ask for nothing; ``None`` always does, and is not listed."""
+
+_BOTH: dict[str, Neutral] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "grammar": ("",),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": (),
+    "cache_salt": (),
+    "lora_path": (),
+}
+_CHAT: dict[str, Neutral] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "add_special_tokens": (False,),
+}
+_COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,)}
+_MESSAGE: dict[str, Neutral] = {
+    "tool_calls": ([],),
+    "function_call": (),
+    "audio": (),
+    "refusal": ("",),
+}
+_STREAM_OPTIONS: dict[str, Neutral] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
+
+
+def check_parameters(body: GenerationBody) -> list[str]:
+    """Refuse what is known but not implemented; return the fields that are ignored.
+
+    Raises:
+        UnsupportedParameterError: a known parameter has a value that asks for something.
+    """
+    ignored: list[str] = []
+    for prefix, extras, known in _places(body):
+        for name, value in extras.items():
+            if name not in known:
+                ignored.append(prefix + name)
+            elif not _is_neutral(value, known[name]):
+                raise UnsupportedParameterError(_refusal(prefix + name, known[name]), prefix + name)
+    return list(dict.fromkeys(ignored))
+
+
+def _places(
+    body: GenerationBody,
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Neutral]]]:
+    """Yield every object of the body with the name before its fields and what is known there."""
+    is_chat = isinstance(body, ChatCompletionBody)
+    yield "", body.extras, _BOTH | (_CHAT if is_chat else _COMPLETION)
+    if body.stream_options is not None:
+        yield "stream_options.", body.stream_options.extras, _STREAM_OPTIONS
+    if isinstance(body, ChatCompletionBody):
+        for index, message in enumerate(body.messages):
+            yield f"messages[{index}].", message.extras, _MESSAGE
+
+
+def _is_neutral(value: object, neutral: Neutral) -> bool:
+    if value is None:
+        return True
+    # True == 1 in Python, but ``n: true`` and ``logprobs: 0`` are not what was meant.
+    return any(
+        value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral
+    )
+
+
+def _refusal(name: str, neutral: Neutral) -> str:
+    if not neutral:
+        return f"{name} is not supported by this server; leave it out."
+    allowed = " or ".join(repr(item) for item in neutral)
+    return f"{name} is not supported by this server; leave it out or send {allowed}."
+
+
+def ignored_fields_header(ignored: list[str]) -> dict[str, str]:
+    """Return the header that lists ``ignored``, escaped and bounded, or nothing."""
+    if not ignored:
+        return {}
+    listed = [quote(name[:MAX_FIELD_CHARS], safe="[]") for name in ignored[:MAX_LISTED_FIELDS]]
+    if len(ignored) > MAX_LISTED_FIELDS:
+        listed.append(f"+{len(ignored) - MAX_LISTED_FIELDS}")
+    return {IGNORED_FIELDS_HEADER: ", ".join(listed)}

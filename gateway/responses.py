@@ -1,0 +1,249 @@
+"""OpenAI's response objects, built from text pieces: whole, or as stream events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dflash_wire.records import GenerationStats
+from gateway.generation import TextPiece, TextPieces
+from gateway.sse import DONE, event
+from gateway.validation import SequencePlan
+
+Json = dict[str, Any]
+
+
+class ResponseShape(Protocol):
+    """Where chat and text completions differ."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """Return one choice of a whole response."""
+
+    def opening_choice(self, index: int) -> Json | None:
+        """Return the choice that opens a stream, if there is one."""
+
+    def text_choice(self, index: int, text: str) -> Json:
+        """Return a stream choice that adds ``text``."""
+
+    def finish_choice(self, index: int, finish_reason: str) -> Json:
+        """Return a stream choice that ends ``index``."""
+
+
+class ChatShape:
+    """``chat.completion``."""
+
+    id_prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+
+    def opening_choice(self, index: int) -> Json | None:
+        return self._delta(index, {"role": "assistant", "content": ""})
+
+    def text_choice(self, index: int, text: str) -> Json:
+        return self._delta(index, {"content": text})
+
+    def finish_choice(self, index: int, finish_reason: str) -> Json:
+        return self._delta(index, {}, finish_reason)
+
+    def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class CompletionShape:
+    """``text_completion``."""
+
+    id_prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def opening_choice(self, index: int) -> Json | None:
+        return None
+
+    def text_choice(self, index: int, text: str) -> Json:
+        return self.whole_choice(index, text, None)
+
+    def finish_choice(self, index: int, finish_reason: str) -> Json:
+        return self.whole_choice(index, "", finish_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What is the same in every object of one response."""
+
+    response_id: str
+    model: str
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def object(self, kind: str, choices: list[Json]) -> Json:
+        """Return a response object or stream chunk of ``kind``."""
+        return {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+        }
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    stats: GenerationStats | None = None
+
+    def add(self, piece: TextPiece) -> None:
+        self.text.append(piece.text)
+        self.num_tokens = piece.num_tokens
+        self.finish_reason = piece.finish_reason
+        self.stats = piece.stats
+
+
+class ResponseBuilder:
+    """Builds one response from the pieces of its sequences. Owner: one HTTP request.
+
+    Args:
+        default_policy: reported for sequences that name no policy and have no stats.
+        wants_stats: add the ``dflash`` object.
+        wants_usage_chunk: end a stream with a chunk that holds the usage.
+    """
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        shape: ResponseShape,
+        plans: Sequence[SequencePlan],
+        default_policy: str,
+        wants_stats: bool,
+        wants_usage_chunk: bool,
+    ) -> None:
+        self._head = head
+        self._shape = shape
+        self._plans = plans
+        self._default_policy = default_policy
+        self._wants_stats = wants_stats
+        self._wants_usage_chunk = wants_usage_chunk
+        self._choices = [_Choice() for _ in plans]
+
+    async def whole(self, pieces: TextPieces) -> Json:
+        """Return the whole response; mutates, so call once."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._choices[piece.index].add(piece)
+        choices = [
+            self._shape.whole_choice(index, "".join(choice.text), choice.finish_reason)
+            for index, choice in enumerate(self._choices)
+        ]
+        response = self._head.object(self._shape.whole_object, choices)
+        response["usage"] = self._usage()
+        if self._wants_stats:
+            response["dflash"] = self._stats()
+        return response
+
+    async def events(self, pieces: TextPieces) -> AsyncGenerator[bytes, None]:
+        """Yield the response as SSE events, one write per piece; mutates, so call once."""
+        num_running = len(self._choices)
+        opening = self._opening()
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._choices[piece.index].add(piece)
+                num_running -= piece.finish_reason is not None
+                yield opening + self._piece_events(piece, is_last=num_running == 0)
+                opening = b""
+        if self._wants_usage_chunk:
+            yield self._usage_event() + DONE
+        else:
+            yield DONE
+
+    def _opening(self) -> bytes:
+        choices = (self._shape.opening_choice(index) for index in range(len(self._choices)))
+        return b"".join(self._chunk_event(choice) for choice in choices if choice is not None)
+
+    def _piece_events(self, piece: TextPiece, is_last: bool) -> bytes:
+        events = b""
+        if piece.text:
+            events = self._chunk_event(self._shape.text_choice(piece.index, piece.text))
+        if piece.finish_reason is not None:
+            choice = self._shape.finish_choice(piece.index, piece.finish_reason)
+            carries_stats = is_last and self._wants_stats and not self._wants_usage_chunk
+            events += self._chunk_event(choice, carries_stats)
+        return events
+
+    def _chunk_event(self, choice: Json, carries_stats: bool = False) -> bytes:
+        chunk = self._head.object(self._shape.chunk_object, [choice])
+        if self._wants_usage_chunk:
+            chunk["usage"] = None
+        if carries_stats:
+            chunk["dflash"] = self._stats()
+        return event(chunk)
+
+    def _usage_event(self) -> bytes:
+        chunk = self._head.object(self._shape.chunk_object, [])
+        chunk["usage"] = self._usage()
+        if self._wants_stats:
+            chunk["dflash"] = self._stats()
+        return event(chunk)
+
+    def _usage(self) -> Json:
+        num_prompt = sum(len(plan.request.prompt_token_ids) for plan in self._plans)
+        num_completion = sum(choice.num_tokens for choice in self._choices)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        }
+
+    def _stats(self) -> Json | list[Json]:
+        stats = [
+            stats_object(plan, choice.stats, self._default_policy)
+            for plan, choice in zip(self._plans, self._choices, strict=True)
+        ]
+        return stats[0] if len(stats) == 1 else stats
+
+
+def stats_object(plan: SequencePlan, stats: GenerationStats | None, default_policy: str) -> Json:
+    """Return the ``dflash`` object of one sequence.
+
+    The engine reports with its last chunk. A sequence that was cut at a stop string before that has
+    no report: its counts and times are null.
+    """
+    policy = plan.request.policy or default_policy
+    seed = plan.request.sampling.seed
+    if stats is None:
+        unknown = dict.fromkeys(_STATS_FIELDS)
+        return {"policy": policy, "seed": seed, **unknown}
+    values = {name: getattr(stats, name) for name in _STATS_FIELDS}
+    return {"policy": stats.policy or policy, "seed": seed, **values}
+
+
+_STATS_FIELDS = (
+    "num_cycles",
+    "num_draft_tokens",
+    "num_accepted_drafts",
+    "acceptance_length",
+    "committed_per_cycle",
+    "draft_ms",
+    "verify_ms",
+    "overhead_ms",
+)

@@ -1,0 +1,229 @@
+"""Request bodies: types and ranges that hold for any model.
+
+What depends on the served model (context, vocabulary, policies) is checked in ``validation``; known
+parameters that are not implemented are found among the extra fields by ``parameters``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+MAX_STOP_STRINGS = 4
+
+Prompts = list[str] | list[list[int]]
+
+
+def _problem(message: str) -> PydanticCustomError:
+    # The message is a template for pydantic: braces from a client must not be read as fields.
+    return PydanticCustomError("invalid_value", "{message}", {"message": message})
+
+
+def _join_parts(value: object) -> object:
+    """Return message content as one string; parts are joined with newlines, as vLLM does."""
+    if not isinstance(value, list):
+        if not isinstance(value, str):
+            raise _problem("must be a string or a list of text parts")
+        return value
+    return "\n".join(_part_text(index, part) for index, part in enumerate(value))
+
+
+def _part_text(index: int, part: object) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise _problem(f"part {index} must be an object with a 'type'")
+    if part["type"] != "text":
+        raise _problem(
+            f"part {index} has type '{part['type'][:40]}', but only 'text' parts are supported"
+        )
+    if not isinstance(part.get("text"), str):
+        raise _problem(f"part {index} must have a string 'text'")
+    return str(part["text"])
+
+
+def _is_token_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _list_prompts(value: object) -> object:
+    """Return the four forms of ``prompt`` as a list of texts or a list of token id lists."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return value
+        if _is_token_ids(value):
+            return [value]
+        if all(_is_token_ids(item) for item in value):
+            return value
+    raise _problem(
+        "must be a string, a list of strings, a list of token ids or of such lists, and not empty"
+    )
+
+
+def _list_stops(value: object) -> object:
+    """Return ``stop`` as a tuple of at most four non-empty strings."""
+    stops = [value] if isinstance(value, str) else ([] if value is None else value)
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _problem("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise _problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
+    if "" in stops:
+        raise _problem("a stop string must not be empty")
+    return tuple(stops)
+
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
+
+Content = Annotated[
+    str,
+    BeforeValidator(_join_parts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        }
+    ),
+]
+Prompt = Annotated[
+    Prompts,
+    PlainValidator(_list_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _STRINGS,
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS},
+            ]
+        }
+    ),
+]
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_list_stops),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {**_STRINGS, "maxItems": MAX_STOP_STRINGS}]}),
+]
+
+
+class _Body(BaseModel):
+    # strict: "0.5" is no number and true is no integer, as in OpenAI's own API.
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Fields that this schema does not declare."""
+        return self.model_extra or {}
+
+
+class StreamOptions(_Body):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class DFlashOptions(BaseModel):
+    """The ``dflash`` extension; unknown keys are errors here, since nobody else defines any."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    policy: str | None = Field(None, description="'off' or 'static:<w>', anchor included.")
+    stats: bool | None = Field(None, description="Report what the request cost.")
+
+
+class GenerationBody(_Body):
+    """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="-1 or 0 keeps the whole vocabulary.")
+    seed: int | None = None
+    stop: Stops = ()
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    dflash: DFlashOptions | None = None
+
+    @property
+    def wants_stats(self) -> bool:
+        """Whether the response carries the ``dflash`` object."""
+        return self.dflash is not None and bool(self.dflash.stats)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatMessage(_Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """Return what chat templates read; ``developer`` is the newer name of ``system``."""
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content,
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class ChatCompletionBody(GenerationBody):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+
+
+class CompletionBody(GenerationBody):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Prompt
+
+
+def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI ``requestBody`` of ``model``, self-contained."""
+    schema = model.model_json_schema()
+    inlined = _inline(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
+
+
+def _inline(node: object, definitions: dict[str, object]) -> object:
+    """Replace references, which would point to nowhere inside an OpenAPI document."""
+    if isinstance(node, list):
+        return [_inline(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inline(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
+    return {key: _inline(value, definitions) for key, value in node.items()}

@@ -1,0 +1,61 @@
+"""What the gateway is given at start: an engine, a tokenizer and fixed settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dflash_wire.ports import EnginePort
+from gateway.chat_tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling of a request that is silent about it, from the model's ``generation_config``."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Everything the gateway knows about the model and its own limits; fixed at start."""
+
+    model_id: str
+    max_context: int
+    """Longest sequence, prompt plus output, in tokens."""
+    vocab_size: int
+    """Prompt and stop token ids must be smaller than this."""
+    eos_token_ids: tuple[int, ...]
+    max_draft_block_size: int
+    """Widest ``static:<w>`` a request may ask for, anchor included."""
+    default_policy: str
+    """Block policy of requests that name none; only reported, the engine applies it."""
+    version: str
+    sampling: SamplingDefaults = SamplingDefaults()
+    owned_by: str = "dflash"
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_prompts_per_request: int = 64
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix seconds, reported as the model's creation time."""
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What responses carry as ``system_fingerprint``."""
+        return f"dflash-{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """All that the endpoints need to answer."""
+
+    engine: EnginePort
+    tokenizer: ChatTokenizer
+    settings: GatewaySettings
+
+
+StateProvider = Callable[[], GatewayState]
+"""Called for every request. Raises ``EngineUnavailableError`` while the server is starting."""

@@ -1,0 +1,166 @@
+"""Turns a checked body into engine requests: everything that depends on the served model."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+from dflash_wire.errors import ContextLengthError, InvalidRequestError
+from dflash_wire.records import GenerationRequest, SamplingParams
+from gateway.errors import ModelNotFoundError
+from gateway.schemas import GenerationBody, Prompts
+from gateway.state import GatewaySettings
+
+SEED_RANGE = 2**63
+_STATIC_POLICY = re.compile(r"static:([1-9][0-9]{0,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """One sequence of a request: what the engine gets, and what the gateway watches for."""
+
+    index: int
+    """Its place in the response's ``choices``."""
+    request: GenerationRequest
+    stop_strings: tuple[str, ...]
+
+
+def check_model(name: str, settings: GatewaySettings) -> None:
+    """Raise ``ModelNotFoundError`` unless ``name`` is the served model."""
+    if name != settings.model_id:
+        raise ModelNotFoundError(
+            f"The model {name[:200]!r} does not exist; this server has {settings.model_id!r}.",
+            "model",
+        )
+
+
+def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
+    """Check what can be checked before tokenizing.
+
+    Raises:
+        ModelNotFoundError: another model is asked for.
+        InvalidRequestError: fields contradict each other or do not fit the model.
+    """
+    check_model(body.model, settings)
+    both = (body.max_tokens, body.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise InvalidRequestError(
+            "max_tokens and max_completion_tokens differ; send one of them.", "max_tokens"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
+    _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    if body.dflash is not None and body.dflash.policy is not None:
+        check_policy(body.dflash.policy, settings.max_draft_block_size)
+
+
+def check_policy(policy: str, max_draft_block_size: int) -> None:
+    """Raise ``InvalidRequestError`` unless ``policy`` is one that requests may choose."""
+    match = _STATIC_POLICY.fullmatch(policy)
+    if policy == "off" or (match and 2 <= int(match[1]) <= max_draft_block_size):
+        return
+    raise InvalidRequestError(
+        f"dflash.policy must be 'off' or 'static:<w>' with w from 2 to {max_draft_block_size}, "
+        f"not {policy[:40]!r}.",
+        "dflash.policy",
+    )
+
+
+def check_prompts(prompts: Prompts, settings: GatewaySettings) -> None:
+    """Raise ``InvalidRequestError`` for too many prompts or token ids outside the vocabulary."""
+    if len(prompts) > settings.max_prompts_per_request:
+        raise InvalidRequestError(
+            f"At most {settings.max_prompts_per_request} prompts per request, "
+            f"not {len(prompts)}; send several requests.",
+            "prompt",
+        )
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            _check_token_ids(prompt, settings.vocab_size, "prompt")
+
+
+def _check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{param}: token ids must be from 0 to {vocab_size - 1}.", param
+            )
+
+
+def plan_sequences(
+    body: GenerationBody,
+    prompt_token_ids: list[list[int]],
+    settings: GatewaySettings,
+    response_id: str,
+    prompt_param: str,
+) -> list[SequencePlan]:
+    """Return one plan per prompt, in order.
+
+    Args:
+        prompt_token_ids: one list per prompt.
+        response_id: prefix of the engine's request ids. Ours, hence unique; a client's
+            ``X-Request-Id`` may repeat.
+        prompt_param: the field to blame when a prompt is empty or too long.
+
+    Raises:
+        InvalidRequestError: a prompt has no tokens.
+        ContextLengthError: a prompt and its output do not fit the context.
+    """
+    return [
+        SequencePlan(
+            index=index,
+            request=GenerationRequest(
+                request_id=f"{response_id}-{index}",
+                prompt_token_ids=token_ids,
+                max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
+                sampling=sampling_params(body, settings),
+                stop_token_ids=stop_token_ids(body, settings),
+                policy=body.dflash.policy if body.dflash else None,
+            ),
+            stop_strings=body.stop,
+        )
+        for index, token_ids in enumerate(prompt_token_ids)
+    ]
+
+
+def output_budget(
+    body: GenerationBody, num_prompt_tokens: int, max_context: int, prompt_param: str
+) -> int:
+    """Return the most tokens the output may have; all that remains if the request is silent."""
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("The prompt has no tokens; send some text.", prompt_param)
+    remaining = max_context - num_prompt_tokens
+    if remaining < 1:
+        raise ContextLengthError(
+            f"The prompt has {num_prompt_tokens} tokens, but this model's context is "
+            f"{max_context} tokens, output included; shorten the prompt.",
+            prompt_param,
+        )
+    wanted = body.max_completion_tokens or body.max_tokens or remaining
+    if wanted > remaining:
+        raise ContextLengthError(
+            f"This model's context is {max_context} tokens, but the prompt has "
+            f"{num_prompt_tokens} and {wanted} are asked for; ask for at most {remaining}.",
+            "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        )
+    return wanted
+
+
+def sampling_params(body: GenerationBody, settings: GatewaySettings) -> SamplingParams:
+    """Return the request's sampling, completed by the model's defaults and a fresh seed."""
+    defaults = settings.sampling
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    seed = secrets.randbelow(SEED_RANGE) if body.seed is None else body.seed % SEED_RANGE
+    return SamplingParams(
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        top_k=min(max(top_k, 0), settings.vocab_size),
+        seed=seed,
+    )
+
+
+def stop_token_ids(body: GenerationBody, settings: GatewaySettings) -> list[int]:
+    """Return the ids that end a sequence, each once, sorted."""
+    end_of_sequence = () if body.ignore_eos else settings.eos_token_ids
+    return sorted({*(body.stop_token_ids or []), *end_of_sequence})
