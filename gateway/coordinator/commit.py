@@ -1,0 +1,78 @@
+"""Committing: what a step's result means for the sequences that had a row in it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dflash_wire.errors import FatalError
+from dflash_wire.records import FinishReason, Row, StepPlan, StepResult
+from gateway.coordinator.sequence import PendingIngest, Sequence
+
+
+class RowCommit(NamedTuple):
+    """What one row added to its sequence."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    num_accepted_drafts: int
+    """Committed drafts of a verify row; 0 for a prefill row."""
+
+
+def check_result(plan: StepPlan, result: StepResult) -> None:
+    """Check that a result can belong to the plan.
+
+    Raises:
+        FatalError: it can not; nothing of it may be committed.
+    """
+    if result.step_id != plan.step_id:
+        raise FatalError(f"The engine answered step {result.step_id}, not step {plan.step_id}.")
+    num_results = len(result.committed_token_ids)
+    if num_results != len(plan.rows):
+        raise FatalError(f"The engine answered {num_results} rows of {len(plan.rows)}.")
+    for row, token_ids in zip(plan.rows, result.committed_token_ids, strict=True):
+        most = int(row.samples) if row.is_prefill else row.width
+        least = most if row.is_prefill else 1
+        if not least <= len(token_ids) <= most:
+            raise FatalError(
+                f"The engine committed {len(token_ids)} tokens in a row of {least} to {most}."
+            )
+
+
+def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+    """Cut a row's tokens at the first stop token (kept) or at the length limit. Does not mutate."""
+    token_ids = token_ids[: sequence.num_remaining]
+    for index, token_id in enumerate(token_ids):
+        if token_id in sequence.stop_token_ids:
+            return token_ids[: index + 1], FinishReason.STOP
+    is_full = len(token_ids) == sequence.num_remaining
+    return token_ids, FinishReason.LENGTH if is_full else None
+
+
+def commit_row(
+    sequence: Sequence, row: Row, token_ids: list[int], feature_offset: int
+) -> RowCommit:
+    """Commit one row's tokens. Mutates tokens, cache state and cycle statistics.
+
+    Args:
+        sequence: the row's owner.
+        row: the row as it was planned.
+        token_ids: the verifier's tokens for it, not clipped; checked by ``check_result``.
+        feature_offset: FeaturePool row of the row's first position.
+    """
+    committed, finish_reason = clip(sequence, token_ids) if token_ids else (token_ids, None)
+    # A verify row's inputs are the anchor and the accepted drafts: as many as it commits unclipped.
+    num_cached = row.num_positions if row.is_prefill else len(token_ids)
+    sequence.num_cached = row.start_position + num_cached
+    sequence.is_decoding = sequence.is_decoding or row.samples
+    sequence.token_ids.extend(committed)
+    if finish_reason is None:
+        sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
+    if row.is_prefill:
+        return RowCommit(committed, finish_reason, 0)
+    num_accepted_drafts = min(len(token_ids) - 1, len(committed))
+    stats = sequence.stats
+    stats.num_cycles += 1
+    stats.num_draft_tokens += row.width - 1
+    stats.num_accepted_drafts += num_accepted_drafts
+    stats.committed_per_cycle.append(len(committed))
+    return RowCommit(committed, finish_reason, num_accepted_drafts)

@@ -1,0 +1,248 @@
+"""Planning: who gets which positions of the next step, and the pages to write them to."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import Ingest, Row, StepPlan
+from gateway.coordinator.page_allocator import PageAllocator
+from gateway.coordinator.policy import cycle_width
+from gateway.coordinator.sequence import Sequence
+
+PREFILL_SHARE = 4
+"""One in this many positions goes to prefill in the step after one that had none left for it."""
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A plan and what it means here: ``sequences[i]`` owns ``plan.rows[i]``.
+
+    ``failures`` are sequences that could not be planned because of an error in our own code.
+    """
+
+    plan: StepPlan
+    sequences: list[Sequence] = field(default_factory=list)
+    failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, row: Row) -> None:
+        """Append one row."""
+        self.sequences.append(sequence)
+        self.plan.rows.append(row)
+
+
+class Planner:
+    """The waiting queue, the running sequences and their pages.
+
+    Owner: the coordinator; the driver thread alone mutates it. Other threads may read the ``num_*``
+    properties and get values that are a step old at most.
+
+    Invariants between steps:
+        ``running`` and ``waiting`` are disjoint and both sorted by age (ascending ``seq_id``)
+        every running sequence is older than every waiting one
+        running sequences alone own pages, and no slot is needed beyond ``max_length``
+    """
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self.pages = PageAllocator(limits.num_pages, limits.page_size)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}
+        self.num_preemptions = 0
+        self._last_verified_id = -1
+        self._prefill_starved = False
+        self._has_preempted = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without pages, preempted ones included."""
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with pages."""
+        return len(self.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan would have rows."""
+        return bool(self.running or self.waiting)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Put a new sequence behind all others. Mutates."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a sequence, wherever it is, and free its pages. Mutates."""
+        if self.running.pop(sequence.seq_id, None) is None:
+            with suppress(ValueError):
+                self.waiting.remove(sequence)
+        self.pages.release(sequence.seq_id)
+
+    def clear(self) -> None:
+        """Drop every sequence and free every page, whatever state they are in. Mutates."""
+        self.running.clear()
+        self.waiting.clear()
+        self.pages = PageAllocator(self._limits.num_pages, self._limits.page_size)
+
+    def preempt_all(self) -> None:
+        """Send every running sequence back to the queue: the executors' pools are in doubt."""
+        while self.running:
+            self._preempt_youngest()
+
+    def plan(self, step_id: int) -> PlannedStep:
+        """Plan one step. Mutates queues, pages and pending ingests, never tokens.
+
+        Verify rows come first; what they leave of the step's positions goes to prefill chunks.
+
+        Returns:
+            A plan with at least one row, unless every sequence failed or none is left.
+
+        Raises:
+            RuntimeError: no sequence can move although none failed; the state is corrupt.
+        """
+        planned = PlannedStep(StepPlan(step_id, []))
+        self._has_preempted = False
+        state = None
+        while not planned.plan.rows and self.has_work:
+            # A round without rows has preempted or failed somebody.
+            if state == (state := (len(self.running), len(planned.failures))):
+                raise RuntimeError(f"nothing can be planned for {len(self.running)} sequences")
+            budget = self._limits.max_step_positions
+            share = max(1, budget // PREFILL_SHARE) if self._prefill_starved else 0
+            self._add_verify_rows(planned, budget - share)
+            self._add_prefill_rows(planned, budget - planned.plan.num_positions)
+        planned.plan.ingests = self._take_ingests()
+        return planned
+
+    def _add_verify_rows(self, planned: PlannedStep, budget: int) -> None:
+        # Age order: a victim is younger than the row that needs its pages, so it has no row yet.
+        for sequence, width in sorted(self._select(planned, budget), key=lambda s: s[0].seq_id):
+            if sequence.seq_id not in self.running:
+                continue
+            try:
+                if self._grow(sequence, sequence.anchor_position + width):
+                    planned.add(sequence, self._verify_row(sequence, width))
+            except Exception as error:
+                self._fail(planned, sequence, error)
+
+    def _select(self, planned: PlannedStep, budget: int) -> list[tuple[Sequence, int]]:
+        """Choose decoding sequences, round-robin when their widths exceed the budget."""
+        decoding = [s for s in self.running.values() if s.is_decoding]
+        start = next((i for i, s in enumerate(decoding) if s.seq_id > self._last_verified_id), 0)
+        selected: list[tuple[Sequence, int]] = []
+        for sequence in decoding[start:] + decoding[:start]:
+            try:
+                width = self._width(sequence, len(decoding))
+            except Exception as error:
+                self._fail(planned, sequence, error)
+                continue
+            if width > budget:
+                break
+            budget -= width
+            selected.append((sequence, width))
+        if selected:
+            self._last_verified_id = selected[-1][0].seq_id
+        return selected
+
+    def _width(self, sequence: Sequence, num_verify_rows: int) -> int:
+        wanted = sequence.policy.width(sequence.stats, num_verify_rows)
+        if not 1 <= wanted <= self._limits.max_draft_block_size:
+            raise ValueError(f"policy {sequence.policy.name} asked for width {wanted}")
+        return cycle_width(wanted, sequence.num_remaining)
+
+    def _verify_row(self, sequence: Sequence, width: int) -> Row:
+        return Row(
+            seq_id=sequence.seq_id,
+            token_ids=sequence.token_ids[-1:],
+            start_position=sequence.anchor_position,
+            page_ids=self.pages.table(sequence.seq_id),
+            width=width,
+            sampling=sequence.request.sampling,
+        )
+
+    def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:
+        prefilling = [s for s in self.running.values() if not s.is_decoding]
+        num_rows_before = len(planned.plan.rows)
+        while budget > 0 and (prefilling or self._can_admit()):
+            sequence = prefilling.pop(0) if prefilling else self._admit()
+            try:
+                row = self._prefill_row(sequence, budget)
+            except Exception as error:
+                self._fail(planned, sequence, error)
+                continue
+            planned.add(sequence, row)
+            budget -= row.num_positions
+        self._prefill_starved = len(planned.plan.rows) == num_rows_before and (
+            bool(prefilling) or self._can_admit()
+        )
+
+    def _prefill_row(self, sequence: Sequence, budget: int) -> Row:
+        start = sequence.num_cached
+        chunk = sequence.token_ids[start : start + budget]
+        # Admission took the pages of all committed tokens: a prefill never waits half-way.
+        return Row(
+            seq_id=sequence.seq_id,
+            token_ids=chunk,
+            start_position=start,
+            page_ids=self.pages.table(sequence.seq_id),
+            is_prefill=True,
+            samples=start + len(chunk) == sequence.num_committed,
+            sampling=sequence.request.sampling,
+        )
+
+    def _can_admit(self) -> bool:
+        """Whether the next waiting sequence may start without taking pages from anyone."""
+        if not self.waiting or len(self.running) >= self._limits.max_rows:
+            return False
+        if self._has_preempted and self.running:
+            return False
+        head = self.waiting[0]
+        # Room for a first draft block as well, or it would be preempted right after its prefill.
+        num_positions = head.num_committed + self._limits.max_draft_block_size
+        num_positions = min(num_positions, head.max_length)
+        return self.pages.pages_for(num_positions) <= self.pages.num_free
+
+    def _admit(self) -> Sequence:
+        sequence = self.waiting.popleft()
+        self.running[sequence.seq_id] = sequence
+        self.pages.ensure(sequence.seq_id, sequence.num_committed)
+        return sequence
+
+    def _grow(self, sequence: Sequence, num_positions: int) -> bool:
+        """Get pages for a running sequence, from the youngest ones if need be.
+
+        Returns:
+            False when the sequence itself was the youngest and has been preempted. The last running
+            sequence never is: ``check_request`` made sure that it fits alone.
+        """
+        while not self.pages.ensure(sequence.seq_id, num_positions):
+            if self._preempt_youngest() is sequence:
+                return False
+        return True
+
+    def _preempt_youngest(self) -> Sequence:
+        """Free the pages of the youngest sequence; it will prefill all its tokens again."""
+        _, sequence = self.running.popitem()
+        self.pages.release(sequence.seq_id)
+        sequence.forget_caches()
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+        self._has_preempted = True
+        return sequence
+
+    def _fail(self, planned: PlannedStep, sequence: Sequence, error: Exception) -> None:
+        self.remove(sequence)
+        planned.failures.append((sequence, error))
+
+    def _take_ingests(self) -> list[Ingest]:
+        """Turn every running sequence's pending features into ingests, with or without a row."""
+        ingests: list[Ingest] = []
+        for sequence in self.running.values():
+            if sequence.pending_ingest is not None:
+                pages = self.pages.table(sequence.seq_id)
+                ingests.append(Ingest(*sequence.pending_ingest, pages))
+                sequence.pending_ingest = None
+        return ingests

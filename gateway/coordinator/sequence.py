@@ -1,0 +1,79 @@
+"""One generation as the coordinator sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dflash_wire.records import GenerationRequest, GenerationStats
+from gateway.coordinator.policy import BlockPolicy
+
+
+class PendingIngest(NamedTuple):
+    """Features that the last step wrote and the next plan must have ingested."""
+
+    feature_offset: int
+    num_tokens: int
+    start_position: int
+
+
+class Sequence:
+    """Committed tokens of one request and where its caches stand.
+
+    Owner: the coordinator, from ``submit`` until the request ends; never reused. The driver thread
+    alone mutates it, except for ``seq_id`` (set once by the inbox, before the driver sees it) and
+    ``is_cancelled`` (set once, by any thread).
+
+    Invariants between steps:
+        target KV covers [0, num_cached); drafter context too, once ``pending_ingest`` is done
+        prefilling: num_cached < num_committed
+        decoding: num_cached == anchor_position == num_committed - 1
+        num_committed < max_length while the sequence is alive
+    """
+
+    __slots__ = (
+        "is_cancelled",
+        "is_decoding",
+        "max_length",
+        "num_cached",
+        "pending_ingest",
+        "policy",
+        "request",
+        "seq_id",
+        "stats",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, request: GenerationRequest, max_length: int, policy: BlockPolicy) -> None:
+        self.seq_id = -1
+        self.request = request
+        self.policy = policy
+        self.max_length = max_length
+        self.stop_token_ids = frozenset(request.stop_token_ids)
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_cached = 0
+        self.is_decoding = False
+        self.is_cancelled = False
+        self.pending_ingest: PendingIngest | None = None
+        self.stats = GenerationStats(policy=policy.name)
+
+    @property
+    def num_committed(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.token_ids)
+
+    @property
+    def anchor_position(self) -> int:
+        """Position of the last committed token."""
+        return len(self.token_ids) - 1
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.max_length - len(self.token_ids)
+
+    def forget_caches(self) -> None:
+        """Start over with prefill of all committed tokens. Mutates cache state, never tokens."""
+        self.num_cached = 0
+        self.is_decoding = False
+        self.pending_ingest = None

@@ -1,0 +1,76 @@
+"""What the coordinator counts, for health checks and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflash_wire.records import Row, StepResult
+from gateway.coordinator.commit import RowCommit
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Monotonic totals since start.
+
+    Owner: the coordinator; the driver thread alone mutates them, any thread may read. Acceptance
+    length is ``num_cycle_tokens / num_cycles``, acceptance rate ``num_accepted_drafts /
+    num_draft_tokens``.
+    """
+
+    num_steps: int = 0
+    """Steps sent around the ring, failed ones included."""
+    num_failed_steps: int = 0
+    last_error: str | None = None
+    num_finished: int = 0
+    num_failed_requests: int = 0
+    num_cancelled: int = 0
+    num_committed_tokens: int = 0
+    """Output tokens, those sampled by prefills included."""
+    num_prefill_tokens: int = 0
+    num_cycles: int = 0
+    num_cycle_tokens: int = 0
+    """Output tokens committed by cycles."""
+    num_draft_tokens: int = 0
+    num_accepted_drafts: int = 0
+    accepted_drafts_by_position: list[int] = field(default_factory=list)
+    """Index j counts cycles whose draft token j (0-based, after the anchor) was committed."""
+    plan_ms: float = 0.0
+    ring_ms: float = 0.0
+    """Time the driver waited for the ring; contains ``draft_ms`` and ``verify_ms``."""
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+    """Commit and publish."""
+
+    def count_row(self, row: Row, commit: RowCommit) -> None:
+        """Add one committed row."""
+        self.num_committed_tokens += len(commit.token_ids)
+        if row.is_prefill:
+            self.num_prefill_tokens += row.num_positions
+            return
+        self.num_cycles += 1
+        self.num_cycle_tokens += len(commit.token_ids)
+        self.num_draft_tokens += row.width - 1
+        self.num_accepted_drafts += commit.num_accepted_drafts
+        for position in range(commit.num_accepted_drafts):
+            self.accepted_drafts_by_position[position] += 1
+
+    def count_times(self, plan_ms: float, ring_ms: float, result: StepResult) -> None:
+        """Add one good step's times, commit excepted."""
+        self.plan_ms += plan_ms
+        self.ring_ms += ring_ms
+        self.draft_ms += result.draft_ms
+        self.verify_ms += result.verify_ms
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine at one moment: gauges and a copy of the totals."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_preemptions: int
+    is_closed: bool
+    totals: EngineCounters

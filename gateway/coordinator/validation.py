@@ -1,0 +1,60 @@
+"""What the coordinator refuses, before a request costs anything."""
+
+from __future__ import annotations
+
+from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import GenerationRequest
+
+
+def check_limits(limits: EngineLimits) -> None:
+    """Check that an engine with these limits can run at all.
+
+    Raises:
+        ConfigError: a limit is too small.
+    """
+    least = {
+        "num_pages": 1,
+        "page_size": 1,
+        "max_rows": 1,
+        "max_context": 2,
+        "max_draft_block_size": 1,
+        "max_step_positions": max(1, limits.max_draft_block_size),
+    }
+    for name, minimum in least.items():
+        value = getattr(limits, name)
+        if value < minimum:
+            raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
+
+
+def check_request(request: GenerationRequest, limits: EngineLimits) -> int:
+    """Check a request against the engine's limits.
+
+    Returns:
+        The length at which its sequence ends, prompt included.
+
+    Raises:
+        ContextLengthError: the prompt, or prompt plus output, does not fit the engine.
+        InvalidRequestError: the prompt is empty or ``max_tokens`` is not positive.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt == 0:
+        raise InvalidRequestError("The prompt is empty; send at least one token.")
+    if request.max_tokens < 1:
+        raise InvalidRequestError(
+            f"max_tokens is {request.max_tokens}; it must be at least 1.", "max_tokens"
+        )
+    if num_prompt > limits.max_context - 1:
+        raise ContextLengthError(
+            f"The prompt has {num_prompt} tokens, but this model's context of "
+            f"{limits.max_context} leaves room for {limits.max_context - 1}; shorten the prompt."
+        )
+    max_length = min(num_prompt + request.max_tokens, limits.max_context)
+    num_slots = limits.num_pages * limits.page_size
+    if max_length > num_slots:
+        raise ContextLengthError(
+            f"{num_prompt} prompt tokens and up to {max_length - num_prompt} new ones exceed the "
+            f"{num_slots} tokens this engine can cache; shorten the prompt or lower max_tokens.",
+            "max_tokens",
+        )
+    return max_length

@@ -1,0 +1,397 @@
+"""Fakes of the coordinator's two ports.
+
+The toy target's next token is a hash of the seed and all tokens before it. ``FakeRing`` computes it
+from what its KV pool holds under a row's page table, so a wrong page, a missing position or a stale
+slot changes the output or breaks one of the checks that every step makes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import (
+    GenerationRequest,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
+from gateway.coordinator import Coordinator
+
+VOCAB = 211
+_MASK = (1 << 61) - 1
+
+Drafter = Callable[[int, int], list[int]]
+Sabotage = Callable[[StepPlan, StepResult], StepResult]
+
+
+# ----- the toy target ---------------------------------------------------------------------------
+
+
+def start_state(seed: int) -> int:
+    return (seed * 0x9E3779B97F4A7C15 + 0x1234567) & _MASK
+
+
+def advance(state: int, token_id: int) -> int:
+    return ((state ^ (token_id + 1)) * 0xBF58476D1CE4E5B9 + 0x94D049BB) & _MASK
+
+
+def next_token(state: int) -> int:
+    return (state >> 29) % VOCAB
+
+
+def read(token_ids: Iterable[int], seed: int) -> int:
+    state = start_state(seed)
+    for token_id in token_ids:
+        state = advance(state, token_id)
+    return state
+
+
+def plain_generation(request: GenerationRequest, max_context: int) -> tuple[list[int], str]:
+    """What the target alone would answer, and why it would end."""
+    state = read(request.prompt_token_ids, request.sampling.seed)
+    output: list[int] = []
+    while True:
+        output.append(next_token(state))
+        state = advance(state, output[-1])
+        if output[-1] in request.stop_token_ids:
+            return output, "stop"
+        num_tokens = len(request.prompt_token_ids) + len(output)
+        if len(output) == request.max_tokens or num_tokens == max_context:
+            return output, "length"
+
+
+# ----- drafters: (state after the anchor, number of drafts) -> draft tokens ---------------------
+
+
+def always_right(state: int, num_drafts: int) -> list[int]:
+    drafts: list[int] = []
+    for _ in range(num_drafts):
+        drafts.append(next_token(state))
+        state = advance(state, drafts[-1])
+    return drafts
+
+
+def always_wrong(state: int, num_drafts: int) -> list[int]:
+    return [(token_id + 1) % VOCAB for token_id in always_right(state, num_drafts)]
+
+
+def half_right(state: int, num_drafts: int) -> list[int]:
+    right = always_right(state, num_drafts)
+    keep = num_drafts // 2
+    return right[:keep] + [(token_id + 1) % VOCAB for token_id in right[keep:]]
+
+
+def random_drafts(state: int, num_drafts: int) -> list[int]:
+    noise = [advance(state, 1000 + i) for i in range(num_drafts)]
+    right = always_right(state, num_drafts)
+    return [r if n % 4 else n % VOCAB for r, n in zip(right, noise, strict=True)]
+
+
+DRAFTERS: dict[str, Drafter] = {
+    "always_right": always_right,
+    "always_wrong": always_wrong,
+    "half_right": half_right,
+    "random": random_drafts,
+}
+
+
+# ----- the ring ---------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """What one slot or one feature row holds: the token it was computed from, and for whom."""
+
+    seq_id: int
+    life: int
+    position: int
+    token_id: int
+
+
+class FakeRing:
+    """Drafter and verifier in one, checking every invariant of the plans it gets.
+
+    Coordinators turn exceptions of the ring into failed requests, so broken invariants are also
+    kept in ``violations``; tests must look there (``Bench`` does).
+    """
+
+    def __init__(self, limits: EngineLimits, drafter: Drafter = always_right) -> None:
+        self.limits = limits
+        self.drafter = drafter
+        self.plans: list[StepPlan] = []
+        self.violations: list[str] = []
+        self.sabotage: Sabotage | None = None
+        self.on_run: Callable[[StepPlan], None] = lambda plan: None
+        self.draft_ms = 0.25
+        self.verify_ms = 0.5
+        self._histories: dict[int, list[int]] = {}
+        self._lives: dict[int, int] = {}
+        self._last_step_id = -1
+        self.lose_everything()
+
+    def lose_everything(self) -> None:
+        """Empty all pools, as a replaced executor would."""
+        self._kv: dict[int, Entry] = {}
+        self._context: dict[int, Entry] = {}
+        self._features: dict[int, Entry] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self.on_run(plan)
+        try:
+            result = self._run(plan)
+        except AssertionError as error:
+            self.violations.append(f"step {plan.step_id}: {error}")
+            raise
+        if self.sabotage is not None:
+            sabotage, self.sabotage = self.sabotage, None
+            self.lose_everything()
+            return sabotage(plan, result)
+        return result
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._check_plan(plan)
+        self._ingest(plan)
+        self._features = {}  # this step's region overwrites the last one's
+        committed: list[list[int]] = []
+        offset = plan.feature_base
+        for row in plan.rows:
+            read_row = self._prefill if row.is_prefill else self._verify
+            committed.append(read_row(row, offset))
+            offset += row.num_positions
+        self._last_step_id = plan.step_id
+        return StepResult(plan.step_id, committed, self.draft_ms, self.verify_ms)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.step_id > self._last_step_id, "step ids must ascend"
+        assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
+        assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
+        owners: dict[int, int] = {}
+        for row in plan.rows:
+            assert 1 <= row.width <= self.limits.max_draft_block_size, f"width {row.width}"
+            assert len(row.token_ids) >= 1, "an empty row"
+            end = row.start_position + row.num_positions
+            assert end <= self.limits.max_context, f"row {row.seq_id} leaves the context"
+            self._own(owners, row.seq_id, row.page_ids)
+            assert len(row.page_ids) * self.limits.page_size >= end, f"row {row.seq_id} lacks pages"
+        for ingest in plan.ingests:
+            self._own(owners, self._features[ingest.feature_offset].seq_id, ingest.page_ids)
+
+    def _own(self, owners: dict[int, int], seq_id: int, page_ids: list[int]) -> None:
+        assert len(set(page_ids)) == len(page_ids), f"sequence {seq_id} holds a page twice"
+        for page_id in page_ids:
+            assert 0 <= page_id < self.limits.num_pages, f"no page {page_id}"
+            assert owners.setdefault(page_id, seq_id) == seq_id, f"page {page_id} is shared"
+
+    def _ingest(self, plan: StepPlan) -> None:
+        starts = {row.seq_id: row.start_position for row in plan.rows}
+        for ingest in plan.ingests:
+            for i in range(ingest.num_tokens):
+                entry = self._features[ingest.feature_offset + i]
+                assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
+                self._context[self._slot(ingest.page_ids, entry.position)] = entry
+            end = ingest.start_position + ingest.num_tokens
+            assert starts.get(entry.seq_id, end) == end, "ingest does not end at the row's start"
+
+    def _slot(self, page_ids: list[int], position: int) -> int:
+        page, offset = divmod(position, self.limits.page_size)
+        return page_ids[page] * self.limits.page_size + offset
+
+    def _read_prefix(self, row: Row) -> int:
+        """Check both pools for [0, start_position) and return the target's state behind it."""
+        life, state = self._lives[row.seq_id], start_state(row.sampling.seed)
+        history = self._histories[row.seq_id]
+        for position in range(row.start_position):
+            slot = self._slot(row.page_ids, position)
+            wanted = Entry(row.seq_id, life, position, history[position])
+            assert self._kv.get(slot) == wanted, f"KV has {self._kv.get(slot)}, not {wanted}"
+            held = self._context.get(slot)
+            assert held == wanted, f"drafter context has {held}, not {wanted}"
+            state = advance(state, self._kv[slot].token_id)
+        return state
+
+    def _write(self, row: Row, token_ids: list[int], offset: int, num_cached: int) -> None:
+        life = self._lives[row.seq_id]
+        for i, token_id in enumerate(token_ids):
+            entry = Entry(row.seq_id, life, row.start_position + i, token_id)
+            self._features[offset + i] = entry
+            if i < num_cached:
+                self._kv[self._slot(row.page_ids, entry.position)] = entry
+
+    def _prefill(self, row: Row, offset: int) -> list[int]:
+        if row.start_position == 0:
+            self._lives[row.seq_id] = self._lives.get(row.seq_id, 0) + 1
+        history = self._histories.setdefault(row.seq_id, [])
+        end = row.start_position + len(row.token_ids)
+        known = history[row.start_position : end]
+        assert known == row.token_ids[: len(known)], "a prefill changed committed tokens"
+        history.extend(row.token_ids[len(known) :])
+        state = self._read_prefix(row)
+        for token_id in row.token_ids:
+            state = advance(state, token_id)
+        self._write(row, row.token_ids, offset, len(row.token_ids))
+        if not row.samples:
+            return []
+        assert end == len(history), "a sampling prefill must read every committed token"
+        history.append(next_token(state))
+        return [history[-1]]
+
+    def _verify(self, row: Row, offset: int) -> list[int]:
+        history = self._histories[row.seq_id]
+        assert row.start_position == len(history) - 1, "the anchor must be the last committed token"
+        assert row.token_ids == history[-1:], "a verify row carries the anchor alone"
+        state = advance(self._read_prefix(row), row.token_ids[0])
+        drafts = self.drafter(state, row.width - 1)
+        committed = [next_token(state)]
+        for draft in drafts:
+            if draft != committed[-1]:
+                break
+            state = advance(state, draft)
+            committed.append(next_token(state))
+        self._write(row, [*row.token_ids, *drafts], offset, len(committed))
+        history.extend(committed)
+        return committed
+
+
+# ----- the sink ---------------------------------------------------------------------------------
+
+
+class RecordingSink:
+    """Collects chunks and notes protocol violations; ``wait_for_last`` serves thread tests."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[str, list[TokenChunk]] = {}
+        self.addresses: dict[str, set[str]] = {}
+        self.violations: list[str] = []
+        self.on_publish: Callable[[], None] = lambda: None
+        self._condition = threading.Condition()
+
+    def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
+        self.on_publish()
+        with self._condition:
+            for address, group in chunks.items():
+                for chunk in group:
+                    self._take(address, chunk)
+            self._condition.notify_all()
+
+    def _take(self, address: str, chunk: TokenChunk) -> None:
+        earlier = self.chunks.setdefault(chunk.request_id, [])
+        if earlier and is_last(earlier[-1]):
+            self.violations.append(f"{chunk.request_id} got a chunk after its last")
+        if not chunk.token_ids and chunk.error is None:
+            self.violations.append(f"{chunk.request_id} got an empty chunk")
+        if (chunk.stats is None) != (chunk.finish_reason is None):
+            self.violations.append(f"{chunk.request_id}: statistics belong to the last chunk")
+        earlier.append(chunk)
+        self.addresses.setdefault(chunk.request_id, set()).add(address)
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for chunk in self.chunks.get(request_id, []) for t in chunk.token_ids]
+
+    def last(self, request_id: str) -> TokenChunk:
+        chunk = self.chunks[request_id][-1]
+        assert is_last(chunk), f"{request_id} did not end"
+        return chunk
+
+    def has_ended(self, request_id: str) -> bool:
+        chunks = self.chunks.get(request_id)
+        return bool(chunks) and is_last(chunks[-1])
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+        with self._condition:
+            return self._condition.wait_for(predicate, timeout_s)
+
+
+def is_last(chunk: TokenChunk) -> bool:
+    return chunk.finish_reason is not None or chunk.error is not None
+
+
+# ----- everything together ----------------------------------------------------------------------
+
+
+def make_limits(**changes: int) -> EngineLimits:
+    values = {
+        "num_pages": 256,
+        "page_size": 4,
+        "max_step_positions": 160,
+        "max_rows": 8,
+        "max_context": 256,
+        "max_draft_block_size": 16,
+    }
+    return EngineLimits(**(values | changes))
+
+
+def make_request(
+    request_id: str,
+    num_prompt: int = 5,
+    max_tokens: int = 20,
+    seed: int = 0,
+    stop: Iterable[int] = (),
+    policy: str | None = None,
+) -> GenerationRequest:
+    prompt = [(7 * i + 3 * seed + num_prompt) % VOCAB for i in range(num_prompt)]
+    sampling = SamplingParams(temperature=1.0, seed=seed)
+    return GenerationRequest(
+        request_id, prompt, max_tokens, sampling, list(stop), policy, frame_address=f"to-{seed % 3}"
+    )
+
+
+class Bench:
+    """A coordinator between a checking ring and a recording sink."""
+
+    def __init__(
+        self,
+        limits: EngineLimits | None = None,
+        drafter: Drafter = always_right,
+        policy: str = "static:4",
+        **kwargs: object,
+    ) -> None:
+        self.limits = limits or make_limits()
+        self.ring = FakeRing(self.limits, drafter)
+        self.sink = RecordingSink()
+        self.coordinator = Coordinator(self.ring, self.sink, self.limits, policy, **kwargs)  # type: ignore[arg-type]
+        self.requests: dict[str, GenerationRequest] = {}
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.coordinator.submit(request)
+        self.requests[request.request_id] = request
+
+    def step(self) -> bool:
+        has_run = self.coordinator.step()
+        self.coordinator.check_integrity()
+        self.check_protocol()
+        return has_run
+
+    def run_until_idle(self, most_steps: int = 20_000) -> None:
+        for _ in range(most_steps):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {most_steps} steps")
+
+    def check_protocol(self) -> None:
+        assert self.ring.violations == []
+        assert self.sink.violations == []
+
+    def check_finished(self, request_id: str) -> None:
+        request = self.requests[request_id]
+        tokens, reason = plain_generation(request, self.limits.max_context)
+        last = self.sink.last(request_id)
+        assert last.error is None
+        assert self.sink.tokens(request_id) == tokens
+        assert last.finish_reason == reason
+        assert self.sink.addresses[request_id] == {request.frame_address}
+
+    def check_all_finished(self) -> None:
+        for request_id in self.requests:
+            self.check_finished(request_id)
+        self.check_empty()
+
+    def check_empty(self) -> None:
+        snapshot = self.coordinator.snapshot()
+        assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
+        assert snapshot.num_free_pages == snapshot.num_pages
+        self.coordinator.check_integrity()

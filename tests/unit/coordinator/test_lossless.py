@@ -1,0 +1,137 @@
+"""Master property: output equals plain decoding, whatever drafts, widths, chunks, preemptions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from coordinator_fakes import DRAFTERS, Bench, make_limits, make_request, plain_generation
+
+ROOMY = make_limits()
+CHUNKED = make_limits(max_step_positions=17, max_rows=4)
+TINY = make_limits(num_pages=13, page_size=4, max_step_positions=24, max_context=52)
+ENGINES = {"roomy": ROOMY, "chunked": CHUNKED, "tiny": TINY}
+POLICIES = ["off", "static:2", "static:4", "static:8", "static:16"]
+# (prompt length, max_tokens): one-token prompts and outputs, long ones, page and width multiples.
+SHAPES = [(5, 20), (1, 1), (23, 9), (16, 16), (2, 33), (31, 2), (40, 11), (8, 17)]
+# Short prompts that grow: more start than can end together.
+GROWING_SHAPES = [(3, 45), (2, 50), (5, 40), (1, 1), (4, 48), (16, 30), (2, 33), (40, 11)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_output_equals_plain_generation(
+    drafter: str, policy: str, num_requests: int, engine: str
+) -> None:
+    bench = Bench(ENGINES[engine], DRAFTERS[drafter], policy)
+    shapes = GROWING_SHAPES if engine == "tiny" else SHAPES
+    for i in range(num_requests):
+        bench.submit(make_request(f"r{i}", *shapes[i], seed=i))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    for i in range(num_requests):
+        stats = bench.sink.last(f"r{i}").stats
+        assert stats is not None and stats.policy == policy
+        assert len(stats.committed_per_cycle) == stats.num_cycles
+        assert stats.num_accepted_drafts <= sum(stats.committed_per_cycle)
+    if engine == "tiny" and num_requests == 8:
+        assert bench.coordinator.snapshot().num_preemptions > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 16, 17, 18, 33, 50])
+def test_cycle_counts(policy: str, num_tokens: int) -> None:
+    width = 1 if policy == "off" else int(policy.split(":")[1])
+    expected = {
+        "always_right": math.ceil((num_tokens - 1) / width),
+        "always_wrong": num_tokens - 1,
+    }
+    for drafter, num_cycles in expected.items():
+        bench = Bench(drafter=DRAFTERS[drafter], policy=policy)
+        bench.submit(make_request("r", 6, num_tokens))
+        bench.run_until_idle()
+        bench.check_all_finished()
+        stats = bench.sink.last("r").stats
+        assert stats is not None and stats.num_cycles == num_cycles
+        assert sum(stats.committed_per_cycle) == num_tokens - 1
+        if drafter == "always_wrong":
+            assert stats.num_accepted_drafts == 0
+
+
+def test_widths_near_the_end_follow_the_reference_loop() -> None:
+    # After the prefill token 6 remain: width 4 commits 4; 2 remain: width 3 commits 2 of its 3.
+    bench = Bench(drafter=DRAFTERS["always_right"], policy="static:4")
+    bench.submit(make_request("r", 3, 7))
+    bench.run_until_idle()
+    widths = [row.width for plan in bench.ring.plans for row in plan.rows if not row.is_prefill]
+    stats = bench.sink.last("r").stats
+    assert widths == [4, 3]
+    assert stats is not None and stats.committed_per_cycle == [4, 2]
+    assert (stats.num_draft_tokens, stats.num_accepted_drafts) == (5, 5)
+
+
+def test_single_remaining_token_is_decoded_plainly() -> None:
+    bench = Bench(drafter=DRAFTERS["always_right"], policy="static:4")
+    bench.submit(make_request("r", 3, 6))
+    bench.run_until_idle()
+    widths = [row.width for plan in bench.ring.plans for row in plan.rows if not row.is_prefill]
+    assert widths == [4, 1]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("stop_index", range(12))
+def test_stop_token_anywhere_in_a_draft_block(drafter: str, stop_index: int) -> None:
+    free_run, _ = plain_generation(make_request("r", 7, 30), 256)
+    stop = free_run[stop_index]
+    bench = Bench(drafter=DRAFTERS[drafter], policy="static:8")
+    bench.submit(make_request("r", 7, 30, stop=[stop]))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert bench.sink.last("r").finish_reason == "stop"
+    assert bench.sink.tokens("r") == free_run[: free_run.index(stop) + 1]
+
+
+def test_stop_token_at_the_length_limit_counts_as_stop() -> None:
+    free_run, _ = plain_generation(make_request("r", 7, 9), 256)
+    assert free_run.index(free_run[8]) == 8
+    bench = Bench(policy="static:8")
+    bench.submit(make_request("r", 7, 9, stop=[free_run[8]]))
+    bench.run_until_idle()
+    assert bench.sink.last("r").finish_reason == "stop"
+
+
+def test_stop_token_behind_the_length_limit_is_not_seen() -> None:
+    free_run, _ = plain_generation(make_request("r", 7, 9), 256)
+    bench = Bench(policy="static:16")
+    bench.submit(make_request("r", 7, 4, stop=[free_run[5]]))
+    bench.run_until_idle()
+    assert bench.sink.tokens("r") == free_run[:4]
+    assert bench.sink.last("r").finish_reason == "length"
+
+
+def test_max_context_ends_a_sequence() -> None:
+    bench = Bench(make_limits(max_context=32), policy="static:16")
+    bench.submit(make_request("r", 20, 1000))
+    bench.submit(make_request("full", 31, 1000))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert len(bench.sink.tokens("r")) == 12
+    assert len(bench.sink.tokens("full")) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_joins_and_leaves_between_steps(drafter: str, engine: str) -> None:
+    bench = Bench(ENGINES[engine], DRAFTERS[drafter], "static:8")
+    cancelled = {"r3", "r5"}
+    for i in range(12):
+        bench.submit(make_request(f"r{i}", *SHAPES[i % 8], seed=i, policy=POLICIES[i % 5]))
+        bench.step()
+        bench.step()
+        if f"r{i}" in cancelled and not bench.sink.has_ended(f"r{i}"):
+            bench.coordinator.cancel(f"r{i}")
+            del bench.requests[f"r{i}"]
+    bench.run_until_idle()
+    bench.check_all_finished()

@@ -1,0 +1,43 @@
+"""Block policies and width clipping."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_wire.errors import InvalidRequestError
+from dflash_wire.records import GenerationStats
+from gateway.coordinator import parse_policy
+from gateway.coordinator.policy import cycle_width
+
+
+@pytest.mark.parametrize(
+    ("text", "width"), [("off", 1), ("static:2", 2), ("static:8", 8), ("static:16", 16)]
+)
+def test_known_policies(text: str, width: int) -> None:
+    policy = parse_policy(text, 16)
+    assert policy.name == text
+    assert policy.width(GenerationStats(), 3) == width
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("static:1", "static:17", "static:0", "static:-4", "static:99999999999999999999"),
+        *("static:", "static:4 ", "static:٤", "static", "OFF", "", "adaptive"),
+    ],
+)
+def test_unknown_policies(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="from 2 to 16") as caught:
+        parse_policy(text, 16)
+    assert caught.value.param == "dflash.policy"
+
+
+@pytest.mark.parametrize(
+    ("policy_width", "num_remaining", "width"),
+    [
+        *((1, 1, 1), (1, 9, 1), (2, 1, 1), (2, 2, 2), (8, 1, 1), (8, 2, 3)),
+        *((8, 6, 7), (8, 7, 8), (8, 8, 8), (8, 100, 8)),
+    ],
+)
+def test_width_near_the_end(policy_width: int, num_remaining: int, width: int) -> None:
+    assert cycle_width(policy_width, num_remaining) == width

@@ -1,0 +1,100 @@
+"""Random interleavings of submits, cancels, failures and steps on small engines."""
+
+from __future__ import annotations
+
+from coordinator_fakes import DRAFTERS, Bench, make_limits, make_request, plain_generation
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.records import StepPlan, StepResult
+
+
+def fail(plan: StepPlan, result: StepResult) -> StepResult:
+    raise EngineUnavailableError("lost")
+
+
+class CoordinatorMachine(RuleBasedStateMachine):
+    """Whatever happens, each request ends once and right, and every page comes back."""
+
+    @initialize(
+        drafter=st.sampled_from(sorted(DRAFTERS)),
+        num_pages=st.integers(6, 20),
+        max_rows=st.integers(1, 5),
+        max_step_positions=st.integers(8, 30),
+    )
+    def build(self, drafter: str, num_pages: int, max_rows: int, max_step_positions: int) -> None:
+        limits = make_limits(
+            num_pages=num_pages,
+            page_size=3,
+            max_rows=max_rows,
+            max_step_positions=max_step_positions,
+            max_context=min(40, num_pages * 3),
+            max_draft_block_size=8,
+        )
+        self.bench = Bench(limits, DRAFTERS[drafter])
+        self.cancelled: dict[str, int] = {}
+        self.num_requests = 0
+
+    @rule(
+        num_prompt=st.integers(1, 17),
+        max_tokens=st.integers(1, 30),
+        policy=st.sampled_from([None, "off", "static:2", "static:5", "static:8"]),
+        num_stops=st.integers(0, 3),
+    )
+    def submit(self, num_prompt: int, max_tokens: int, policy: str | None, num_stops: int) -> None:
+        i = self.num_requests
+        self.num_requests += 1
+        stops = [(i * 31 + 17 * k) % 211 for k in range(10 * num_stops)]
+        self.bench.submit(make_request(f"r{i}", num_prompt, max_tokens, i, stops, policy))
+
+    @precondition(lambda self: self.num_requests > 0)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = f"r{data.draw(st.integers(0, self.num_requests - 1))}"
+        if not self.bench.sink.has_ended(request_id) and request_id not in self.cancelled:
+            self.cancelled[request_id] = len(self.bench.sink.chunks.get(request_id, []))
+        self.bench.coordinator.cancel(request_id)
+
+    @rule(num_steps=st.integers(1, 6))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.bench.step()
+
+    @rule()
+    def failing_step(self) -> None:
+        self.bench.ring.sabotage = fail
+        self.bench.step()
+        self.bench.ring.sabotage = None
+
+    @invariant()
+    def pages_and_protocol_are_intact(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.coordinator.check_integrity()
+            self.bench.check_protocol()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.bench.run_until_idle()
+        self.bench.check_empty()
+        for request_id, request in self.bench.requests.items():
+            expected, _ = plain_generation(request, self.bench.limits.max_context)
+            tokens = self.bench.sink.tokens(request_id)
+            assert tokens == expected[: len(tokens)]
+            if request_id in self.cancelled:
+                num_chunks = len(self.bench.sink.chunks.get(request_id, []))
+                assert num_chunks == self.cancelled[request_id]
+            elif self.bench.sink.last(request_id).error is None:
+                self.bench.check_finished(request_id)
+
+
+CoordinatorMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestRandomRuns = CoordinatorMachine.TestCase
