@@ -1,0 +1,141 @@
+"""Reads a streamed chat completion: bytes to events, events to timed chunks.
+
+Pure logic without a network or a clock of its own, so every broken stream can be played to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+DONE = "[DONE]"
+
+
+class StreamError(Exception):
+    """The stream did not end as a complete answer; the message says how."""
+
+
+@dataclass(frozen=True)
+class SSEEvent:
+    """One server-sent event: ``data`` is its data lines joined, ``name`` its event field."""
+
+    data: str
+    name: str = "message"
+
+
+class SSEParser:
+    """Turns byte pieces of any size into events. Comments and ids are dropped.
+
+    Owner: one stream. Keeps the bytes of an unfinished line and the fields of an unfinished event.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+        self._name = ""
+
+    def feed(self, piece: bytes) -> Iterator[SSEEvent]:
+        """Yield the events that ``piece`` completes. Mutates the parser."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            event = self._take_line(line.rstrip(b"\r").decode("utf-8", errors="replace"))
+            if event is not None:
+                yield event
+
+    def _take_line(self, line: str) -> SSEEvent | None:
+        if line:
+            key, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if key == "data":
+                self._data.append(value)
+            elif key == "event":
+                self._name = value
+            return None
+        data, name = self._data, self._name
+        self._data, self._name = [], ""
+        return SSEEvent("\n".join(data), name or "message") if data else None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one event added to the answer.
+
+    ``is_final``: it carries the finish reason. ``arrival_s`` is on the clock the reader was given.
+    """
+
+    arrival_s: float
+    text: str
+    is_final: bool = False
+
+
+@dataclass
+class ChatStream:
+    """A complete streamed answer.
+
+    ``chunks`` holds one entry per event with a choice, apart from the opening role chunk; an entry may
+    have no text (a token that completes no character yet).
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    finish_reason: str | None = None
+    completion_tokens: int | None = None
+    stats: dict[str, Any] | None = None
+    """The server's ``dflash`` object, when it sent one."""
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+
+def read_chat_stream(pieces: Iterable[bytes], clock: Callable[[], float]) -> ChatStream:
+    """Read a chat completion stream to its end.
+
+    Args:
+        pieces: the response body, in pieces as they arrive.
+        clock: returns seconds; read once per piece, when it arrives.
+
+    Raises:
+        StreamError: an error event, a body that is not JSON, no finish reason, or no ``[DONE]``.
+    """
+    parser, stream = SSEParser(), ChatStream()
+    for piece in pieces:
+        arrival_s = clock()
+        for event in parser.feed(piece):
+            if event.data == DONE:
+                if stream.finish_reason is None:
+                    raise StreamError("the stream ended without a finish reason")
+                return stream
+            _take_event(stream, event, arrival_s)
+    raise StreamError(f"the stream ended after {len(stream.chunks)} chunks without {DONE}")
+
+
+def _take_event(stream: ChatStream, event: SSEEvent, arrival_s: float) -> None:
+    try:
+        payload = json.loads(event.data)
+    except ValueError as error:
+        raise StreamError(f"event is not JSON: {event.data[:200]!r}") from error
+    if event.name == "error" or not isinstance(payload, dict) or payload.get("error"):
+        raise StreamError(f"error event: {_error_message(payload)}")
+    usage = payload.get("usage")
+    if usage:
+        stream.completion_tokens = usage.get("completion_tokens")
+    if payload.get("dflash"):
+        stream.stats = payload["dflash"]
+    for choice in payload.get("choices", ()):
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or ""
+        reason = choice.get("finish_reason")
+        if reason is not None:
+            stream.finish_reason = reason
+        if text or reason is not None or "role" not in delta:
+            stream.chunks.append(Chunk(arrival_s, text, reason is not None))
+
+
+def _error_message(payload: object) -> str:
+    error = payload.get("error", payload) if isinstance(payload, dict) else payload
+    if isinstance(error, dict):
+        return f"{error.get('code')}: {error.get('message')}"
+    return str(error)
