@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from dflash_wire.errors import ConfigError
 from safetensors import safe_open
 from torch import Tensor
+
+from dflash_wire.errors import ConfigError
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -41,7 +42,9 @@ def _weight_files(target: Path) -> dict[str, Path]:
     return {n: single for n in (EMBEDDING, HEAD) if n in names}
 
 
-def load_borrowed_weights(target: Path, dtype: torch.dtype, device: torch.device) -> BorrowedWeights:
+def load_borrowed_weights(
+    target: Path, dtype: torch.dtype, device: torch.device
+) -> BorrowedWeights:
     """Read embedding and head from a local target checkpoint.
 
     Raises:

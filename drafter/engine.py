@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
 from dflash_ops.attention import AttentionRow, StepAttention, build_group
 from dflash_ops.norms import fuse_rms_norms
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
-from torch import Tensor
-from torch.nn.functional import embedding, linear
-
 from drafter.borrowed import BorrowedWeights
 from drafter.model import DraftModel
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dflash_wire.errors import ConfigError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config
@@ -28,6 +27,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
     apply_rotary_pos_emb,
 )
+
+from dflash_wire.errors import ConfigError
 
 DEFAULT_DRAFT_BLOCK_SIZE = 16
 ARCHITECTURE = "DFlashDraftModel"
@@ -134,7 +135,9 @@ def _refuse_unsupported(config: Qwen3Config) -> None:
         if draft_setting(config, key):
             raise ConfigError(f"draft config key {key!r} is not supported yet")
     if float(draft_setting(config, "output_multiplier", 1.0)) != 1.0:
-        raise ConfigError("draft config key 'output_multiplier' other than 1.0 is not supported yet")
+        raise ConfigError(
+            "draft config key 'output_multiplier' other than 1.0 is not supported yet"
+        )
     if draft_setting(config, "mask_token_id") is None:
         raise ConfigError("the draft config has no dflash_config.mask_token_id")
 

@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from dflash_ops.attention import AttentionGroup, AttentionRow, StepAttention, build_group
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
 from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
-from torch import Tensor
-
 from verifier.acceptance import accept, ancestor_mask, chain_parents, depths
 from verifier.target import TargetModel
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from dflash_ops.attention import GATHERED, StepAttention
 from dflash_ops.norms import fuse_rms_norms
 from dflash_wire.errors import ConfigError
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 SUPPORTED_MODEL_TYPES = ("qwen3", "llama")
 

@@ -91,9 +91,7 @@ def build_group(
         mask = _additive(visible, dtype, heads_per_kv)
     if is_even and is_adjacent:
         packed = slice(rows[0].offset, rows[-1].offset + width)
-        return AttentionGroup(
-            len(rows), width, slots.flatten(), mask, packed, None, None, None
-        )
+        return AttentionGroup(len(rows), width, slots.flatten(), mask, packed, None, None, None)
     gather, scatter, packed_places = [], [], []
     for r, row in enumerate(rows):
         real = list(range(row.offset, row.offset + row.width))
@@ -113,7 +111,9 @@ class StepAttention:
     step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
 
 
-def _attend(group: AttentionGroup, query: Tensor, step_kv: Tensor, pool: Tensor, scale: float) -> Tensor:
+def _attend(
+    group: AttentionGroup, query: Tensor, step_kv: Tensor, pool: Tensor, scale: float
+) -> Tensor:
     """One group: ``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
@@ -170,7 +170,9 @@ def gathered_attention(
     pool = step.pool.data[module.layer_idx]  # type: ignore[index]
     packed_query = query[0].transpose(0, 1)  # [T, H, D]
     if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
-        return _attend(step.groups[0], packed_query.contiguous(), kv.contiguous(), pool, scaling)[None], None
+        return _attend(step.groups[0], packed_query.contiguous(), kv.contiguous(), pool, scaling)[
+            None
+        ], None
     out = torch.empty_like(packed_query, memory_format=torch.contiguous_format)
     for group in step.groups:
         if group.packed_slice is not None:

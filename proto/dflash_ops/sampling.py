@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from dflash_wire.records import SamplingParams
 from torch import Tensor
 
 from dflash_ops.noise import gumbel_noise
+from dflash_wire.records import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[T
         values, ids = scores.sort(dim=-1, descending=True, stable=True)
     if min(limits) < widest:
         rank = torch.arange(widest, device=device)
-        values = values.masked_fill(rank >= torch.tensor(limits, device=device)[:, None], -torch.inf)
+        values = values.masked_fill(
+            rank >= torch.tensor(limits, device=device)[:, None], -torch.inf
+        )
     if min(top_p) < 1.0:
         probabilities = values.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities

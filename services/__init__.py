@@ -1,0 +1,1 @@
+"""Ray Serve application: deployments, actors, transports. The only package that imports ray."""

@@ -1,0 +1,55 @@
+"""The builder behind ``serve run config.yaml``: the only place that binds deployments.
+
+NOTE: no ``from __future__ import annotations`` here: Serve looks at ``build``'s annotation as a class to
+parse the config file's ``args`` with it.
+"""
+
+from ray import serve
+from ray.serve import Application
+
+from services.config import AppArgs
+from services.coordinator_deployment import CoordinatorDeployment
+from services.gateway_deployment import GatewayDeployment
+from services.settings import gateway_settings
+from services.spec import make_spec
+
+# The replica itself needs a core's share besides its executors.
+COORDINATOR_CPUS = 0.25
+GATEWAY_CPUS = 0.25
+HEALTH_CHECK_PERIOD_S = 2
+
+
+def build(args: AppArgs) -> Application:
+    """Return the application.
+
+    Args:
+        args: the ``args`` of the config file, already checked by pydantic.
+
+    Raises:
+        ConfigError: a model is missing; nothing has been started then.
+    """
+    spec = make_spec(args)
+    settings = gateway_settings(args, spec)
+    bundle = {
+        "CPU": COORDINATOR_CPUS + args.verifier.num_cpus + args.drafter.num_cpus,
+        "GPU": args.verifier.num_gpus + args.drafter.num_gpus,
+    }
+    coordinator = serve.deployment(
+        CoordinatorDeployment,
+        name="Coordinator",
+        num_replicas=args.num_engine_groups,
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
+        placement_group_bundles=[{name: n for name, n in bundle.items() if n > 0}],
+        max_ongoing_requests=args.engine.max_rows + args.engine.max_waiting,
+        max_queued_requests=args.engine.max_waiting,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        graceful_shutdown_timeout_s=10,
+    ).bind(args, spec)
+    return serve.deployment(
+        GatewayDeployment,
+        name="Gateway",
+        num_replicas=args.gateway.num_replicas,
+        ray_actor_options={"num_cpus": GATEWAY_CPUS},
+        max_ongoing_requests=args.gateway.max_ongoing_requests,
+        graceful_shutdown_timeout_s=10,
+    ).bind(args, settings, spec.target_path, coordinator)

@@ -1,0 +1,135 @@
+"""The coordinator as a Serve deployment: one replica is one engine group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+from dflash_wire.codec import decode_request
+from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
+from dflash_wire.records import TokenChunk
+from gateway.coordinator.coordinator import Coordinator
+from services.config import AppArgs
+from services.engine_group import EngineGroup
+from services.frames import FrameSender
+from services.spec import EngineSpec
+
+logger = logging.getLogger(__name__)
+
+
+class CompletionSink:
+    """``TokenSink`` that forwards frames and wakes the Serve calls whose request has ended.
+
+    Owner: the coordinator's thread publishes; the event loop registers and forgets requests.
+    """
+
+    def __init__(self, frames: FrameSender) -> None:
+        self._frames = frames
+        self._waiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
+
+    def register(self, request_id: str) -> asyncio.Event:
+        """Return an event that is set when the request's last chunk went out."""
+        event = asyncio.Event()
+        self._waiting[request_id] = (asyncio.get_running_loop(), event)
+        return event
+
+    def forget(self, request_id: str) -> None:
+        """Stop watching a request."""
+        self._waiting.pop(request_id, None)
+
+    def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
+        """Send the frames, then wake finished calls."""
+        self._frames.publish(chunks)
+        for mine in chunks.values():
+            for chunk in mine:
+                if chunk.finish_reason is None and chunk.error is None:
+                    continue
+                waiting = self._waiting.get(chunk.request_id)
+                if waiting is not None:
+                    loop, event = waiting
+                    loop.call_soon_threadsafe(event.set)
+
+
+class CoordinatorDeployment:
+    """Serve replica that hosts a ``Coordinator`` and owns its engine group.
+
+    The step loop runs in a thread of its own, so neither HTTP nor Serve's control traffic sits on
+    the token path. ``generate`` stays open until its request ends: Serve's router, queue limits and
+    cancellation work as for any deployment.
+    """
+
+    def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        self._group = EngineGroup(args, spec)
+        self._sink = CompletionSink(FrameSender())
+        self._coordinator = Coordinator(
+            self._group.ring,
+            self._sink,
+            self._group.limits,
+            args.engine.policy,
+            max_waiting=args.engine.max_waiting,
+        )
+        self._thread = threading.Thread(
+            target=self._coordinator.run_forever, name="coordinator", daemon=True
+        )
+        self._thread.start()
+
+    async def generate(self, frame: bytes) -> dict[str, str | None] | None:
+        """Run one request to its end; its tokens travel as frames.
+
+        Args:
+            frame: an encoded ``GenerationRequest``.
+
+        Returns:
+            None when the last chunk went out, else the wire form of why it was refused.
+        """
+        request = decode_request(frame)
+        ended = self._sink.register(request.request_id)
+        try:
+            self._coordinator.submit(request)
+            await ended.wait()
+        except DFlashError as error:
+            return error_to_wire(error)
+        except asyncio.CancelledError:
+            self._coordinator.cancel(request.request_id)
+            raise
+        finally:
+            self._sink.forget(request.request_id)
+        return None
+
+    async def check_ready(self) -> dict[str, str | None] | None:
+        """None when the group can serve, else the wire form of why not."""
+        try:
+            await self.check_health()
+        except DFlashError as error:
+            return error_to_wire(error)
+        return None
+
+    async def snapshot(self) -> dict[str, int]:
+        """Gauges for tests and operators: rows, queue, pages, failures."""
+        now = self._coordinator.snapshot()
+        return {
+            "num_running": now.num_running,
+            "num_waiting": now.num_waiting,
+            "num_free_pages": now.num_free_pages,
+            "num_pages": now.num_pages,
+            "num_preemptions": now.num_preemptions,
+            "num_steps": now.totals.num_steps,
+            "num_failed_steps": now.totals.num_failed_steps,
+        }
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica, and with it both actors, when this raises."""
+        await self._group.check()
+        if not self._thread.is_alive():
+            raise EngineUnavailableError("the coordinator's step loop has ended")
+
+    def __del__(self) -> None:
+        """Called by Serve on shutdown: end live requests, then the actors."""
+        coordinator = getattr(self, "_coordinator", None)
+        if coordinator is not None:
+            coordinator.close()
+            self._thread.join(timeout=10)
+        group = getattr(self, "_group", None)
+        if group is not None:
+            group.close()

@@ -1,0 +1,154 @@
+"""One engine group: the pair of actors, their pairing, and the coordinator's way around the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, NoReturn
+
+import ray
+
+from dflash_wire.codec import decode_result, encode_plan
+from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import StepPlan, StepResult
+from services.config import AppArgs, ExecutorArgs
+from services.executors import PLAN, DrafterActor, VerifierActor
+from services.links import POLL_MS, Inbound, Outbound
+from services.spec import EngineSpec
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600
+PING_TIMEOUT_S = 30
+
+
+class ZmqRing:
+    """``StepRing`` over ControlLink. Owner: the coordinator's thread.
+
+    Raises ``EngineUnavailableError`` from ``run`` once ``mark_lost`` was called or a step times out.
+    """
+
+    def __init__(self, link_kind: str, step_timeout_s: float) -> None:
+        self._inbound = Inbound(link_kind)
+        self._outbound: Outbound | None = None
+        self._step_timeout_s = step_timeout_s
+        self._lost_reason: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the verifier sends results."""
+        return self._inbound.address
+
+    def connect(self, drafter_address: str) -> None:
+        """Set the first stage of the ring."""
+        self._outbound = Outbound(drafter_address)
+
+    def mark_lost(self, reason: str) -> None:
+        """Called from the health check's thread when an actor is gone."""
+        self._lost_reason = reason
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step around the ring."""
+        if self._lost_reason is not None:
+            raise EngineUnavailableError(self._lost_reason)
+        assert self._outbound is not None
+        self._outbound.send([PLAN, encode_plan(plan)])
+        deadline = time.monotonic() + self._step_timeout_s
+        while time.monotonic() < deadline:
+            message = self._inbound.receive(POLL_MS)
+            if message is not None:
+                result = decode_result(message[1])
+                # An older step's result can arrive after that step was given up: not ours.
+                if result.step_id >= plan.step_id:
+                    return result
+            elif self._lost_reason is not None:
+                raise EngineUnavailableError(self._lost_reason)
+        raise EngineUnavailableError(
+            f"step {plan.step_id} did not return within {self._step_timeout_s:.0f} s"
+        )
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self._inbound.close()
+        if self._outbound is not None:
+            self._outbound.close()
+
+
+def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
+    return (
+        ray.remote(cls)
+        .options(
+            num_cpus=executor.num_cpus,
+            num_gpus=executor.num_gpus,
+            # One thread answers pings while another loads or serves direct transport.
+            max_concurrency=2,
+            max_restarts=0,
+            enable_tensor_transport=True,
+        )
+        .remote(*arguments)
+    )
+
+
+class EngineGroup:
+    """Verifier and drafter actors of one coordinator replica.
+
+    Owner: the coordinator deployment. The actors are children of the creating process, so they end
+    with it. Construction loads both models in parallel and pairs them.
+
+    Raises:
+        ConfigError: the pair cannot work; surfaces from the actors as Ray's task error.
+    """
+
+    def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        link = args.link.kind
+        self.ring = ZmqRing(link, args.link.step_timeout_s)
+        self._verifier = _create(VerifierActor, args.verifier, spec, link, args.features.transport)
+        self._drafter = _create(DrafterActor, args.drafter, spec, link, args.features.mode)
+        self.limits = self._pair()
+
+    def _pair(self) -> EngineLimits:
+        facts, taps, draft_block_size = ray.get(
+            self._drafter.describe.remote(), timeout=START_TIMEOUT_S
+        )
+        references, verifier_address, limits = ray.get(
+            self._verifier.pair.remote(facts, taps, draft_block_size), timeout=START_TIMEOUT_S
+        )
+        drafter_address = ray.get(self._drafter.attach.remote(references), timeout=START_TIMEOUT_S)
+        ray.get(
+            [
+                self._verifier.connect.remote(self.ring.address),
+                self._drafter.connect.remote(verifier_address),
+            ],
+            timeout=START_TIMEOUT_S,
+        )
+        self.ring.connect(drafter_address)
+        logger.info("engine group ready: %s", limits)
+        paired: EngineLimits = limits
+        return paired
+
+    async def check(self) -> None:
+        """Ask both actors whether they can take steps.
+
+        Raises:
+            EngineUnavailableError: one is gone or its step thread has ended; the ring is marked lost.
+        """
+        for name, actor in (("verifier", self._verifier), ("drafter", self._drafter)):
+            try:
+                is_alive = await asyncio.wait_for(actor.ping.remote(), PING_TIMEOUT_S)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                self._lose(
+                    f"the {name} actor is gone ({type(error).__name__}); it is being replaced"
+                )
+            if not is_alive:
+                self._lose(f"the {name} actor's step thread has ended; it is being replaced")
+
+    def _lose(self, reason: str) -> NoReturn:
+        self.ring.mark_lost(reason)
+        raise EngineUnavailableError(reason)
+
+    def close(self) -> None:
+        """End both actors at once."""
+        for actor in (self._verifier, self._drafter):
+            ray.kill(actor)

@@ -1,0 +1,39 @@
+"""The gateway as Serve's ingress deployment: the FastAPI app around a ``ServeEngine``."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from gateway.app import create_app
+from gateway.chat_tokenizer import ChatTokenizer
+from gateway.state import GatewaySettings, GatewayState
+from services.config import AppArgs
+from services.serve_engine import ServeEngine
+
+
+@serve.ingress()
+class GatewayDeployment:
+    """One stateless HTTP replica."""
+
+    def __init__(
+        self,
+        args: AppArgs,
+        settings: GatewaySettings,
+        target_path: str,
+        coordinator: DeploymentHandle,
+    ) -> None:
+        tokenizer = ChatTokenizer.load(target_path)
+        engine = ServeEngine(coordinator, args.link.kind)
+        self._state = GatewayState(engine, tokenizer, settings)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the ASGI app in the replica; Serve calls this after the constructor."""
+        return create_app(
+            self._state.engine,
+            self._state.tokenizer,
+            self._state.settings,
+            # Serve's proxy puts X-Request-Id on responses by itself.
+            sends_request_id=False,
+        )

@@ -1,0 +1,72 @@
+"""ControlLink: msgpack frames over ZeroMQ, one inbound socket per process.
+
+``ipc`` uses Linux's abstract namespace, so no file is left behind whatever kills a process; elsewhere
+and between nodes it is ``tcp``.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import ray
+import zmq
+import zmq.asyncio
+
+from dflash_wire.errors import EngineUnavailableError
+
+POLL_MS = 500
+
+
+def bind_inbound(socket: zmq.Socket[bytes], kind: str) -> str:
+    """Bind a PULL socket and return the address peers connect to."""
+    if kind == "ipc" and sys.platform.startswith("linux"):
+        address = f"ipc://@dflash-{uuid.uuid4().hex}"
+        socket.bind(address)
+        return address
+    host = ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
+    port = socket.bind_to_random_port(f"tcp://{host}")
+    return f"tcp://{host}:{port}"
+
+
+class Inbound:
+    """A blocking PULL socket. Owner: the thread that receives."""
+
+    def __init__(self, kind: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self.address = bind_inbound(self._socket, kind)
+
+    def receive(self, timeout_ms: int) -> list[bytes] | None:
+        """Wait for one multipart message; None after ``timeout_ms``."""
+        if not self._socket.poll(timeout_ms):
+            return None
+        return self._socket.recv_multipart()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class Outbound:
+    """A PUSH socket to one peer. Owner: the thread that sends."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+
+    def send(self, parts: list[bytes]) -> None:
+        """Send without blocking.
+
+        Raises:
+            EngineUnavailableError: the peer does not take messages.
+        """
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise EngineUnavailableError("a peer process does not take control messages") from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,46 @@
+"""What an executor needs to build its engine, as plain values. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.config import AppArgs
+from services.model_paths import resolve_model_path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an executor needs to build its engine; picklable."""
+
+    target_path: str
+    drafter_path: str
+    dtype: str
+    device: str
+    num_pages: int
+    page_size: int
+    max_step_positions: int
+    max_rows: int
+    max_context: int
+    verifier_threads: int
+    drafter_threads: int
+
+
+def make_spec(args: AppArgs) -> EngineSpec:
+    """Resolve model paths and flatten the arguments.
+
+    Raises:
+        ConfigError: a model cannot be found.
+    """
+    return EngineSpec(
+        target_path=resolve_model_path(args.model.target),
+        drafter_path=resolve_model_path(args.model.drafter),
+        dtype=args.model.dtype,
+        device=args.model.device,
+        num_pages=args.engine.num_pages,
+        page_size=args.engine.page_size,
+        max_step_positions=args.engine.max_step_positions,
+        max_rows=args.engine.max_rows,
+        max_context=args.engine.max_context,
+        verifier_threads=args.verifier.num_threads,
+        drafter_threads=args.drafter.num_threads,
+    )
