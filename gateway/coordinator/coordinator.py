@@ -186,8 +186,7 @@ class Coordinator:
         """Apply what other threads asked for; return whether the coordinator was closed."""
         arrived, cancelled, is_closed = self._inbox.take()
         for sequence in arrived:
-            if not sequence.is_cancelled:
-                self._planner.enqueue(sequence)
+            self._planner.enqueue(sequence)
         for sequence in cancelled:
             self._planner.remove(sequence)
         self._counters.num_cancelled += len(cancelled)
@@ -208,7 +207,6 @@ class Coordinator:
         self._counters.count_times(
             1e3 * (ring_started - started), 1e3 * (ring_ended - ring_started), result
         )
-        self._take_inbox()
         self._commit(planned, result, started)
         self._counters.commit_ms += 1e3 * (self._clock() - ring_ended)
 
@@ -220,16 +218,15 @@ class Coordinator:
         for sequence, row, token_ids in zip(
             planned.sequences, planned.plan.rows, result.committed_token_ids, strict=True
         ):
-            if sequence.seq_id in self._planner.running:
-                try:
-                    commit = commit_row(sequence, row, token_ids, feature_offset)
-                    self._counters.count_row(row, commit)
-                    commits.append((sequence, commit))
-                    if not row.is_prefill:
-                        self._last_cycles.append(sequence)
-                except Exception as error:
-                    logger.exception("request_id=%s cannot commit", sequence.request.request_id)
-                    self._end_with_error(sequence, error)
+            try:
+                commit = commit_row(sequence, row, token_ids, feature_offset)
+                self._counters.count_row(row, commit)
+                commits.append((sequence, commit))
+                if not row.is_prefill:
+                    self._last_cycles.append(sequence)
+            except Exception as error:
+                logger.exception("request_id=%s cannot commit", sequence.request.request_id)
+                self._end_with_error(sequence, error)
             feature_offset += row.num_positions
         self._charge_cycles(result, started)
         for sequence, commit in commits:
@@ -284,10 +281,8 @@ class Coordinator:
             self._counters.last_error,
             exc_info=not isinstance(error, DFlashError),
         )
-        self._take_inbox()
         for sequence in planned.sequences:
-            if sequence.seq_id in self._planner.running:
-                self._end_with_error(sequence, error)
+            self._end_with_error(sequence, error)
         self._planner.preempt_all()
 
     def _end_all(self, error: Exception) -> None:
@@ -305,7 +300,11 @@ class Coordinator:
             self._try_publish()
 
     def _try_publish(self) -> list[Sequence]:
-        """Empty the outbox into the sink; return whose chunks the sink refused."""
+        """Empty the outbox into the sink; return whose chunks the sink refused.
+
+        A request cancelled during the step still commits: its chunk stops here, and the next step
+        frees its pages before planning.
+        """
         outbox, self._outbox = self._outbox, []
         chunks: dict[str, list[TokenChunk]] = {}
         for sequence, chunk in outbox:

@@ -79,7 +79,6 @@ class Inbox:
             if sequence is not None:
                 sequence.is_cancelled = True
                 self._cancelled.append(sequence)
-                self._condition.notify_all()
 
     def close(self) -> None:
         """Refuse new requests from now on and wake the driver. Mutates."""
@@ -110,6 +109,9 @@ class Inbox:
             return content
 
     def wait(self) -> None:
-        """Block until there is something to take or the inbox is closed."""
+        """Block until a sequence arrived or the inbox is closed.
+
+        Cancellations wake nobody: a driver whose sequences may be cancelled is not waiting.
+        """
         with self._condition:
-            self._condition.wait_for(lambda: self._arrived or self._cancelled or self._is_closed)
+            self._condition.wait_for(lambda: self._arrived or self._is_closed)

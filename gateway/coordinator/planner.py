@@ -53,7 +53,6 @@ class Planner:
         self.num_preemptions = 0
         self._last_verified_id = -1
         self._prefill_starved = False
-        self._has_preempted = False
 
     @property
     def num_waiting(self) -> int:
@@ -104,7 +103,6 @@ class Planner:
             RuntimeError: no sequence can move although none failed; the state is corrupt.
         """
         planned = PlannedStep(StepPlan(step_id, []))
-        self._has_preempted = False
         state = None
         while not planned.plan.rows and self.has_work:
             # A round without rows has preempted or failed somebody.
@@ -197,10 +195,9 @@ class Planner:
         """Whether the next waiting sequence may start without taking pages from anyone."""
         if not self.waiting or len(self.running) >= self._limits.max_rows:
             return False
-        if self._has_preempted and self.running:
-            return False
         head = self.waiting[0]
         # Room for a first draft block as well, or it would be preempted right after its prefill.
+        # So a sequence can not return in the step that preempted it: it held no more than this.
         num_positions = head.num_committed + self._limits.max_draft_block_size
         num_positions = min(num_positions, head.max_length)
         return self.pages.pages_for(num_positions) <= self.pages.num_free
@@ -230,7 +227,6 @@ class Planner:
         sequence.forget_caches()
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
-        self._has_preempted = True
         return sequence
 
     def _fail(self, planned: PlannedStep, sequence: Sequence, error: Exception) -> None:

@@ -151,6 +151,23 @@ def test_cancelled_id_is_free_at_once() -> None:
     bench.check_all_finished()
 
 
+def test_id_reused_during_the_last_step_of_its_cancelled_owner() -> None:
+    bench = Bench()
+    bench.submit(make_request("r", 5, 1))
+
+    def replace_request(plan: StepPlan) -> None:
+        bench.ring.on_run = lambda plan: None
+        bench.coordinator.cancel("r")
+        bench.submit(make_request("r", 9, 12, seed=2))
+
+    bench.ring.on_run = replace_request
+    bench.step()
+    with pytest.raises(InvalidRequestError):
+        bench.coordinator.submit(make_request("r"))
+    bench.run_until_idle()
+    bench.check_all_finished()
+
+
 def test_close_ends_live_requests_and_refuses_new_ones() -> None:
     bench = Bench(make_limits(max_rows=1))
     bench.submit(make_request("running", max_tokens=50))

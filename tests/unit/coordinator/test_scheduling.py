@@ -139,3 +139,19 @@ def test_pages_follow_the_sequence_not_its_limit() -> None:
         bench.step()
     snapshot = bench.coordinator.snapshot()
     assert snapshot.num_pages - snapshot.num_free_pages == 4
+
+
+def test_admission_waits_for_room_for_a_first_draft_block() -> None:
+    # Two of ten pages are left: enough for the second prompt, not for the block behind it.
+    limits = make_limits(num_pages=10, max_context=40, max_draft_block_size=8)
+    bench = Bench(limits, always_wrong, "static:8")
+    bench.submit(make_request("old", 20, 12))
+    bench.step()
+    bench.step()
+    bench.submit(make_request("new", 8, 10, seed=1))
+    while not bench.sink.has_ended("old"):
+        bench.step()
+        assert 1 not in prefilled(bench.ring.plans[-1])
+    bench.run_until_idle()
+    assert bench.coordinator.snapshot().num_preemptions == 0
+    bench.check_all_finished()

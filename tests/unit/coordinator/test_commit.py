@@ -1,0 +1,74 @@
+"""Committing one row: clipping, cache state, cycle statistics."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_fakes import make_request
+
+from dflash_wire.records import FinishReason, Row
+from gateway.coordinator import parse_policy
+from gateway.coordinator.commit import clip, commit_row
+from gateway.coordinator.sequence import PendingIngest, Sequence
+
+
+def decoding_sequence(num_committed: int, num_remaining: int, stop: list[int]) -> Sequence:
+    request = make_request("r", num_committed, 100, stop=stop)
+    sequence = Sequence(request, num_committed + num_remaining, parse_policy("static:8", 16))
+    sequence.num_cached = num_committed - 1
+    sequence.is_decoding = True
+    return sequence
+
+
+@pytest.mark.parametrize(
+    ("num_remaining", "stop", "kept", "reason"),
+    [
+        (9, [], 4, None),
+        (4, [], 4, FinishReason.LENGTH),
+        (2, [], 2, FinishReason.LENGTH),
+        (9, [503], 4, FinishReason.STOP),
+        (9, [500], 1, FinishReason.STOP),
+        (9, [502, 501], 2, FinishReason.STOP),
+        (2, [501], 2, FinishReason.STOP),
+        (2, [502], 2, FinishReason.LENGTH),
+        (1, [500], 1, FinishReason.STOP),
+    ],
+)
+def test_clip(num_remaining: int, stop: list[int], kept: int, reason: FinishReason | None) -> None:
+    sequence = decoding_sequence(6, num_remaining, stop)
+    token_ids = [500, 501, 502, 503]
+    assert clip(sequence, token_ids) == (token_ids[:kept], reason)
+    assert sequence.num_committed == 6
+
+
+def test_verify_row_moves_the_anchor_and_leaves_an_ingest() -> None:
+    sequence = decoding_sequence(6, 50, [])
+    row = Row(0, sequence.token_ids[-1:], 5, [0, 1, 2, 3], width=8)
+    commit = commit_row(sequence, row, [500, 501, 502], 40)
+    assert (commit.token_ids, commit.finish_reason) == ([500, 501, 502], None)
+    assert sequence.num_cached == sequence.anchor_position == 8
+    assert sequence.pending_ingest == PendingIngest(40, 3, 5)
+    assert (sequence.stats.num_draft_tokens, sequence.stats.num_accepted_drafts) == (7, 2)
+
+
+@pytest.mark.parametrize(("stop", "num_kept"), [(500, 1), (503, 4), (506, 7), (507, 8)])
+def test_only_committed_drafts_count_as_accepted(stop: int, num_kept: int) -> None:
+    # Seven accepted drafts and a bonus; the stop token cuts some drafts, or just the bonus, off.
+    sequence = decoding_sequence(6, 50, [stop])
+    row = Row(0, sequence.token_ids[-1:], 5, [0, 1, 2, 3], width=8)
+    commit = commit_row(sequence, row, list(range(500, 508)), 0)
+    assert commit.num_accepted_drafts == sequence.stats.num_accepted_drafts == min(7, num_kept)
+    assert sequence.stats.committed_per_cycle == [num_kept]
+    assert sequence.pending_ingest is None
+
+
+def test_prefill_chunk_commits_nothing_until_it_samples() -> None:
+    sequence = Sequence(make_request("r", 6), 20, parse_policy("off", 16))
+    prompt = list(sequence.token_ids)
+    commit_row(sequence, Row(0, prompt[:4], 0, [0, 1], is_prefill=True, samples=False), [], 3)
+    assert (sequence.num_cached, sequence.is_decoding) == (4, False)
+    assert sequence.pending_ingest == PendingIngest(3, 4, 0)
+    commit_row(sequence, Row(0, prompt[4:], 4, [0, 1], is_prefill=True), [500], 0)
+    assert (sequence.num_cached, sequence.is_decoding) == (6, True)
+    assert sequence.token_ids == [*prompt, 500]
+    assert sequence.pending_ingest == PendingIngest(0, 2, 4)
+    assert sequence.stats.num_cycles == 0
