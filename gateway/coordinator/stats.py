@@ -40,7 +40,7 @@ class EngineCounters:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
-    """Commit and publish."""
+    """Committing a good step's result, publishing excepted."""
 
     def count_row(self, row: Row, commit: RowCommit) -> None:
         """Add one committed row."""
