@@ -31,6 +31,7 @@ class RequestEnvelope:
         self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one ASGI connection; everything but HTTP passes through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -44,6 +44,7 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """Return a choice with an assistant message."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": index,
@@ -53,12 +54,15 @@ class ChatShape:
         }
 
     def opening_choice(self, index: int) -> Json | None:
+        """Return the delta that names the role."""
         return self._delta(index, {"role": "assistant", "content": ""})
 
     def text_choice(self, index: int, text: str) -> Json:
+        """Return a delta with content."""
         return self._delta(index, {"content": text})
 
     def finish_choice(self, index: int, finish_reason: str) -> Json:
+        """Return an empty delta with the finish reason."""
         return self._delta(index, {}, finish_reason)
 
     def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
@@ -73,15 +77,19 @@ class CompletionShape:
     chunk_object = "text_completion"
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """Return a choice with all of its text."""
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
     def opening_choice(self, index: int) -> Json | None:
+        """Return nothing: text completions have no role."""
         return None
 
     def text_choice(self, index: int, text: str) -> Json:
+        """Return a choice with the text that is new."""
         return self.whole_choice(index, text, None)
 
     def finish_choice(self, index: int, finish_reason: str) -> Json:
+        """Return a choice without text, but with the finish reason."""
         return self.whole_choice(index, "", finish_reason)
 
 

@@ -54,6 +54,7 @@ class EventStreamResponse(Response):
         self.init_headers({**no_buffering, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; ends quietly when the client has gone."""
         try:
             await until_disconnect(receive, self._run(send))
         except RequestCancelledError:

@@ -1,0 +1,140 @@
+"""A scripted engine and hand-driven ASGI calls for the gateway's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import openai
+from fastapi import FastAPI
+
+from dflash_wire.errors import DFlashError
+from dflash_wire.records import GenerationRequest, GenerationStats, TokenChunk
+from gateway.metrics import GatewayMetrics
+
+Item = list[int] | TokenChunk | Exception | asyncio.Event
+Encode = Callable[[str], list[int]]
+Serve = Callable[..., "Served"]
+Script = Callable[[GenerationRequest], list[Item]]
+
+STATS = GenerationStats(
+    policy="static:8",
+    num_cycles=3,
+    num_draft_tokens=21,
+    num_accepted_drafts=5,
+    committed_per_cycle=[4, 1, 3],
+    draft_ms=30.0,
+    verify_ms=60.0,
+    overhead_ms=1.5,
+)
+
+
+def last(token_ids: list[int], reason: str = "stop") -> TokenChunk:
+    """Return a final chunk with stats."""
+    return TokenChunk("", token_ids, finish_reason=reason, stats=STATS)
+
+
+class FakeEngine:
+    """Plays ``script``: id lists and chunks are yielded, errors raised, events waited for."""
+
+    def __init__(self, script: Script | list[Item]) -> None:
+        self.script = script if callable(script) else lambda _: script
+        self.requests: list[GenerationRequest] = []
+        self.num_open = 0
+        self.num_yielded = 0
+        self.opened = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.not_ready: DFlashError | None = None
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+        self.requests.append(request)
+        self.num_open += 1
+        self.opened.set()
+        try:
+            for item in self.script(request):
+                await asyncio.sleep(0)
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    self.num_yielded += 1
+                    is_chunk = isinstance(item, TokenChunk)
+                    yield item if is_chunk else TokenChunk(request.request_id, item)
+        finally:
+            self.num_open -= 1
+            self.closed.set()
+
+    async def check_ready(self) -> None:
+        if self.not_ready is not None:
+            raise self.not_ready
+
+
+class Served:
+    """An app over a scripted engine, with the clients to talk to it."""
+
+    def __init__(self, app: FastAPI, engine: FakeEngine, metrics: GatewayMetrics) -> None:
+        self.app = app
+        self.engine = engine
+        self.metrics = metrics
+        transport = httpx.ASGITransport(app=app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+        self.openai = openai.AsyncOpenAI(
+            api_key="unused", base_url="http://test/v1", http_client=self.http, max_retries=0
+        )
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        """Post a chat request; ``fields`` override a valid body, ``...`` removes a field."""
+        body = {"model": "demo/model", "messages": [{"role": "user", "content": "hi"}], **fields}
+        body = {name: value for name, value in body.items() if value is not ...}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: object) -> httpx.Response:
+        """Post a completion request, like ``chat``."""
+        body = {"model": "demo/model", "prompt": "hi", **fields}
+        body = {name: value for name, value in body.items() if value is not ...}
+        return await self.http.post("/v1/completions", json=body)
+
+
+class AsgiCall:
+    """One POST that the test drives itself: it sees each write and may hang up."""
+
+    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
+        self.writes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        raw = json.dumps(body).encode()
+        self._inbox.put_nowait({"type": "http.request", "body": raw, "more_body": False})
+        headers = [(b"content-type", b"application/json")]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": headers,
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        self.task = asyncio.create_task(app(scope, self._inbox.get, self._send))
+        self.is_closed = False
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self.is_closed:
+            raise OSError("connection lost")
+        self.writes.put_nowait(message)
+
+    def hang_up(self) -> None:
+        self._inbox.put_nowait({"type": "http.disconnect"})
+
+
+def sse_data(text: str) -> list[Any]:
+    """Return the payloads of an event stream, ``[DONE]`` as a string."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [item if item == "[DONE]" else json.loads(item) for item in events]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from dflash_wire.errors import ConfigError, InvalidRequestError
+from gateway import chat_tokenizer
+from gateway.chat_tokenizer import ChatTokenizer
+
+pytestmark = pytest.mark.asyncio
+
+USER = [{"role": "user", "content": "the quick brown fox, 12 + 34 = 46\n"}]
+
+
+async def test_a_saved_tokenizer_encodes_the_same(
+    hf_tokenizer: PreTrainedTokenizerFast, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    hf_tokenizer.save_pretrained(tmp_path)
+    # The model's own config lies beside it and must not change how text is split.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    loaded = ChatTokenizer.load(tmp_path)
+    token_ids = await loaded.encode_chat(USER)
+    assert token_ids == await tokenizer.encode_chat(USER)
+    detokenizer = loaded.new_detokenizer()
+    text = "".join(detokenizer.push(token_id) for token_id in token_ids)
+    assert text == "user\n" + USER[0]["content"] + "\nassistant\n"
+
+
+async def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot load a tokenizer"):
+        ChatTokenizer.load(tmp_path)
+
+
+async def test_a_tokenizer_without_a_rust_backend() -> None:
+    with pytest.raises(ConfigError, match="fast format"):
+        ChatTokenizer(object())
+
+
+async def test_no_template(hf_tokenizer: PreTrainedTokenizerFast) -> None:
+    plain = copy.deepcopy(hf_tokenizer)
+    plain.chat_template = None
+    with pytest.raises(InvalidRequestError, match="/v1/completions"):
+        await ChatTokenizer(plain).encode_chat(USER)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content + 1 }}"]
+)
+async def test_a_template_that_refuses(
+    hf_tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    strict = copy.deepcopy(hf_tokenizer)
+    strict.chat_template = template
+    with pytest.raises(InvalidRequestError, match="refuses these messages") as caught:
+        await ChatTokenizer(strict).encode_chat(USER)
+    assert caught.value.param == "messages"
+
+
+async def test_long_text_leaves_the_event_loop_free(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    render = ChatTokenizer.render
+
+    def spy(self: ChatTokenizer, messages: list[dict[str, str]]) -> str:
+        threads.append(threading.current_thread().name)
+        return render(self, messages)
+
+    monkeypatch.setattr(ChatTokenizer, "render", spy)
+    await tokenizer.encode_chat(USER)
+    long = [{"role": "user", "content": "x" * (chat_tokenizer.INLINE_CHARS + 1)}]
+    await tokenizer.encode_chat(long)
+    here = threading.current_thread().name
+    assert threads[0] == here
+    assert threads[1] != here
+
+
+async def test_threads_encode_alike(tokenizer: ChatTokenizer) -> None:
+    texts = ["the quick brown fox " * 300 + str(i) for i in range(8)]
+    together = await asyncio.gather(*(tokenizer.encode_texts([text]) for text in texts))
+    one_by_one = [await tokenizer.encode_texts([text]) for text in texts]
+    assert together == one_by_one

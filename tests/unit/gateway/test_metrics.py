@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+from gateway_fakes import Encode, FakeEngine, Item, Serve, last
+from prometheus_client.parser import text_string_to_metric_families
+
+from dflash_wire.records import GenerationRequest, TokenChunk
+from gateway.app import create_app
+from gateway.chat_tokenizer import ChatTokenizer
+from gateway.metrics import GatewayMetrics, accepted_by_position
+from gateway.state import GatewaySettings
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return every sample under its name and label values."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_accepted_by_position() -> None:
+    assert accepted_by_position([4, 1, 3]) == [2, 2, 1]
+    assert accepted_by_position([1, 1]) == []
+    assert accepted_by_position([]) == []
+
+
+@pytest.mark.asyncio
+async def test_counts_after_requests(serve: Serve, encode: Encode) -> None:
+    served = serve(lambda _: [encode("the quick"), last(encode(" fox"))])
+    assert (await served.complete(prompt=["one two", "one"])).status_code == 200
+    assert (await served.chat(model="other")).status_code == 404
+    assert (await served.http.get("/nowhere/1")).status_code == 404
+    response = await served.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    got = samples(response.text)
+    assert got["dflash_http_requests_total", "/v1/completions", "200"] == 1
+    assert got["dflash_http_requests_total", "/v1/chat/completions", "404"] == 1
+    assert got["dflash_http_requests_total", "unmatched", "404"] == 1
+    assert got["dflash_errors_total", "model_not_found"] == 1
+    assert got["dflash_errors_total", "not_found"] == 1
+    assert got["dflash_prompt_tokens_total",] == len(encode("one two")) + len(encode("one"))
+    assert got["dflash_completion_tokens_total",] == 2 * len(encode("the quick fox"))
+    assert got["dflash_cycles_total",] == 6
+    assert got["dflash_committed_tokens_total",] == 16
+    assert got["dflash_draft_tokens_total",] == 42
+    assert [got["dflash_accepted_drafts_total", str(k)] for k in (1, 2, 3)] == [4, 4, 2]
+    assert got["dflash_draft_seconds_total",] == pytest.approx(0.06)
+    assert got["dflash_verify_seconds_total",] == pytest.approx(0.12)
+    assert got["dflash_overhead_seconds_total",] == pytest.approx(0.003)
+    assert got["dflash_time_to_first_token_seconds_count",] == 2
+    assert got["dflash_time_per_output_token_seconds_count",] == 2
+    assert got["dflash_requests_running",] == 0
+
+
+@pytest.mark.asyncio
+async def test_errors_inside_a_stream_are_counted(serve: Serve, encode: Encode) -> None:
+    served = serve([encode("the"), KeyError("x")])
+    await served.chat(stream=True)
+    got = samples(served.metrics.render().decode())
+    assert got["dflash_errors_total", "internal_error"] == 1
+    assert got["dflash_http_requests_total", "/v1/chat/completions", "200"] == 1
+
+
+@pytest.mark.asyncio
+async def test_model_paths_are_one_series(serve: Serve) -> None:
+    served = serve([])
+    for name in ("demo/model", "a", "b"):
+        await served.http.get(f"/v1/models/{name}")
+    got = samples(served.metrics.render().decode())
+    assert got["dflash_http_requests_total", "/v1/models/{model_id:path}", "404"] == 2
+
+
+@pytest.mark.asyncio
+async def test_running_is_up_while_generating(serve: Serve, encode: Encode) -> None:
+    seen: list[float] = []
+    served = serve([])
+
+    def script(_: GenerationRequest) -> list[Item]:
+        seen.append(samples(served.metrics.render().decode())["dflash_requests_running",])
+        return [last([])]
+
+    served.engine.script = script
+    await served.chat()
+    assert seen == [1]
+
+
+def test_times_of_a_sequence() -> None:
+    now = [10.0]
+    metrics = GatewayMetrics(clock=lambda: now[0])
+    meter = metrics.start_sequence(arrived=9.0, num_prompt_tokens=3)
+    now[0] = 11.0
+    meter.add_chunk(4)
+    now[0] = 11.5
+    meter.add_chunk(0)
+    now[0] = 12.0
+    meter.add_chunk(5)
+    meter.finish(None)
+    got = samples(metrics.render().decode())
+    assert got["dflash_time_to_first_token_seconds_sum",] == pytest.approx(2.0)
+    # Tokens of the first chunk cost no time after it: 1 s for the 5 tokens that followed.
+    assert got["dflash_time_per_output_token_seconds_sum",] == pytest.approx(0.2)
+    assert got["dflash_completion_tokens_total",] == 9
+
+
+def test_one_chunk_has_no_time_per_token() -> None:
+    metrics = GatewayMetrics()
+    meter = metrics.start_sequence(metrics.clock(), 1)
+    meter.add_chunk(4)
+    meter.finish(None)
+    got = samples(metrics.render().decode())
+    assert got["dflash_time_per_output_token_seconds_count",] == 0
+    assert got["dflash_time_to_first_token_seconds_count",] == 1
+
+
+def test_two_apps_do_not_share_metrics(tokenizer: ChatTokenizer, settings: GatewaySettings) -> None:
+    create_app(FakeEngine([]), tokenizer, settings)
+    create_app(FakeEngine([]), tokenizer, settings)
+
+
+@pytest.mark.asyncio
+async def test_tokens_after_a_stop_string_are_not_counted(serve: Serve, encode: Encode) -> None:
+    served = serve([TokenChunk("", [*encode("the"), *encode("!"), *encode(" fox")])])
+    body = (await served.chat(stop="!")).json()
+    got = samples(served.metrics.render().decode())
+    assert body["usage"]["completion_tokens"] == len(encode("the")) + 1
+    assert got["dflash_completion_tokens_total",] == len(encode("the")) + 1
