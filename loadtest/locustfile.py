@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import gevent
 import requests
 from locust import HttpUser, constant, events, task
 from locust.argument_parser import LocustArgumentParser
@@ -108,7 +109,8 @@ class ChatUser(HttpUser):
             except (requests.RequestException, ValueError, LookupError) as error:
                 response.failure(f"{type(error).__name__}: {error}")
                 print(f"No model found at {self.host}/v1/models: {error}", file=sys.stderr)
-                self.environment.runner.quit()
+                self._end_run()
+                raise StopUser from error
 
     @task
     def chat(self) -> None:
@@ -119,7 +121,11 @@ class ChatUser(HttpUser):
         self._ask(next(self.prompts))
         ChatUser.num_finished += 1
         if ChatUser.num_finished == limit:
-            self.environment.runner.quit()
+            self._end_run()
+
+    def _end_run(self) -> None:
+        # In a greenlet of its own: quitting kills the users, and with them a quit called by a user.
+        gevent.spawn(self.environment.runner.quit)
 
     def _ask(self, prompt: prompt_sets.Prompt) -> None:
         start_s = time.perf_counter()

@@ -122,7 +122,7 @@ def _take_event(stream: ChatStream, event: SSEEvent, arrival_s: float) -> None:
     usage = payload.get("usage")
     if usage:
         stream.completion_tokens = usage.get("completion_tokens")
-    if payload.get("dflash"):
+    if isinstance(payload.get("dflash"), dict):
         stream.stats = payload["dflash"]
     for choice in payload.get("choices", ()):
         delta = choice.get("delta") or {}

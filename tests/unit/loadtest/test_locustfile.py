@@ -43,7 +43,7 @@ def run_locust(base_url: str, *options: str) -> subprocess.CompletedProcess[str]
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless"]
     command += ["--host", base_url, "--users", "2", "--spawn-rate", "10", "--only-summary"]
     return subprocess.run(
-        [*command, "--run-time", "30s", *options],
+        [*command, "--run-time", "60s", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONWARNINGS": "default"},
         capture_output=True,
@@ -95,4 +95,18 @@ def test_a_bad_answer_is_a_failure(
     result = run_locust(fake_server.base_url, "--requests", "2")
     assert result.returncode == 1
     assert message in result.stderr + result.stdout
+    assert "run-time limit reached" not in result.stderr
     assert json.loads(result.stdout.strip().splitlines()[-1])["num_failures"] == 2
+
+
+def test_a_server_without_a_model_ends_the_run() -> None:
+    result = run_locust("http://127.0.0.1:9", "--requests", "1")
+    assert result.returncode == 1
+    assert "No model found at http://127.0.0.1:9/v1/models" in result.stderr
+    assert "run-time limit reached" not in result.stderr
+
+
+def test_an_unknown_prompt_set_ends_the_run() -> None:
+    result = run_locust("http://127.0.0.1:9", "--prompt-set", "poems")
+    assert result.returncode != 0
+    assert "unknown prompt set 'poems'" in result.stderr
