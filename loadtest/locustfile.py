@@ -30,12 +30,14 @@ from loadtest.timing import StreamTiming, stream_timing
 PATH = "/v1/chat/completions"
 
 
-@events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
     """Add what a chat user can be told; every option has an environment variable too."""
     group = parser.add_argument_group("chat users")
     group.add_argument(
-        "--policy", default="", env_var="LOADTEST_POLICY", help="off, static:8, …; server's if empty"
+        "--policy",
+        default="",
+        env_var="LOADTEST_POLICY",
+        help="off, static:8, …; server's if empty",
     )
     group.add_argument("--max-tokens", type=int, default=128, env_var="LOADTEST_MAX_TOKENS")
     group.add_argument("--temperature", type=float, default=0.0, env_var="LOADTEST_TEMPERATURE")
@@ -52,13 +54,16 @@ def add_options(parser: LocustArgumentParser) -> None:
         "--requests", type=int, default=0, env_var="LOADTEST_REQUESTS", help="stop after so many"
     )
     group.add_argument(
-        "--rows-file", default="", env_var="LOADTEST_ROWS_FILE", help="write one JSON line a request"
+        "--rows-file",
+        default="",
+        env_var="LOADTEST_ROWS_FILE",
+        help="write one JSON line a request",
     )
 
 
-@events.init.add_listener
 def prepare(environment: Environment, **_kwargs: object) -> None:
     """Load the prompts once and start an empty run."""
+    assert environment.parsed_options is not None
     try:
         prompts = prompt_sets.load(environment.parsed_options.prompt_set)
     except ValueError as error:
@@ -70,9 +75,9 @@ def prepare(environment: Environment, **_kwargs: object) -> None:
     ChatUser.load_run = LoadRun()
 
 
-@events.quitting.add_listener
 def report(environment: Environment, **_kwargs: object) -> None:
     """Print the summary, write raw rows, and fail the process when a request failed."""
+    assert environment.parsed_options is not None
     run = ChatUser.load_run
     rows_file = environment.parsed_options.rows_file
     if rows_file:
@@ -157,14 +162,12 @@ class ChatUser(HttpUser):
             "dflash": extension,
         }
 
-    def _read(self, response: Any) -> ChatStream:  # noqa: ANN401 - Locust's response wrapper
+    def _read(self, response: Any) -> ChatStream:
         if response.status_code != 200:
             raise StreamError(f"HTTP {response.status_code}: {response.text[:300]}")
         return read_chat_stream(response.iter_content(chunk_size=None), time.perf_counter)
 
-    def _record(
-        self, prompt: prompt_sets.Prompt, stream: ChatStream, timing: StreamTiming
-    ) -> None:
+    def _record(self, prompt: prompt_sets.Prompt, stream: ChatStream, timing: StreamTiming) -> None:
         tau = (stream.stats or {}).get("acceptance_length")
         self.load_run.samples.append(Sample(prompt.prompt_id, timing, tau))
         metrics: dict[str, float | None] = {
@@ -183,3 +186,8 @@ class ChatUser(HttpUser):
                     exception=None,
                     context={},
                 )
+
+
+events.init_command_line_parser.add_listener(add_options)
+events.init.add_listener(prepare)
+events.quitting.add_listener(report)

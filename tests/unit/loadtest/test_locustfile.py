@@ -82,7 +82,11 @@ def test_a_run_reports_its_metrics(fake_server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "reply", "message"),
     [
-        (200, [ROLE, FIRST, frame({"error": {"code": "engine_failed", "message": "gone"}})], "gone"),
+        (
+            200,
+            [ROLE, FIRST, frame({"error": {"code": "engine_failed", "message": "gone"}})],
+            "gone",
+        ),
         (200, [ROLE, FIRST, LAST, USAGE], "without [DONE]"),
         (429, [b'{"error": {"message": "queue is full"}}'], "HTTP 429"),
     ],

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from loadtest import prompt_sets
 from loadtest.prompt_sets import CODE_REQUEST, load
 
@@ -43,7 +44,7 @@ def test_code_stubs_are_a_request_and_one_function() -> None:
 
 def test_long_inputs_are_long() -> None:
     lengths = [len(p.messages[0]["content"].split()) for p in load("long_inputs")]
-    assert 300 <= min(lengths) and max(lengths) <= 900
+    assert min(lengths) >= 300 and max(lengths) <= 900
 
 
 def test_names_join_and_limit() -> None:

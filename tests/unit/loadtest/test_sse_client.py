@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from loadtest.sse_client import SSEEvent, SSEParser, StreamError, read_chat_stream
 
 pytestmark = pytest.mark.unit
@@ -23,8 +24,6 @@ def delta(content: str | None = None, reason: str | None = None, **extra: object
 ROLE = delta("", role="assistant")
 DONE = b"data: [DONE]\n\n"
 USAGE = frame({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 6}})
-
-
 
 
 def read(*pieces: bytes) -> object:
@@ -76,7 +75,10 @@ def test_any_split_of_the_bytes_gives_the_same_events(cuts: list[int]) -> None:
     [
         ([ROLE, delta("x", "stop")], "without \\[DONE\\]"),
         ([ROLE, delta("x"), DONE], "without a finish reason"),
-        ([ROLE, frame({"error": {"code": "engine_failed", "message": "lost"}})], "engine_failed: lost"),
+        (
+            [ROLE, frame({"error": {"code": "engine_failed", "message": "lost"}})],
+            "engine_failed: lost",
+        ),
         ([b'event: error\ndata: {"message": "m", "code": "c"}\n\n'], "c: m"),
         ([b"data: {half\n\n"], "not JSON"),
         ([], "after 0 chunks"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from loadtest.sse_client import ChatStream, Chunk
 from loadtest.timing import percentile, stream_timing, tokens_in_first_chunk
 

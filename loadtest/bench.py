@@ -1,0 +1,158 @@
+"""Speed of every block policy beside two reference loops: ``make bench``.
+
+One stream, temperature 0. All rows answer a prompt before the next prompt comes, in rotating order, so
+a busy machine slows all of them alike. Prints one table and ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tqdm import tqdm
+
+from loadtest import prompt_sets
+from loadtest.bench_report import (
+    PLAIN,
+    REFERENCE_ROWS,
+    Measurement,
+    evaluate,
+    render_table,
+    rotated,
+    to_json,
+)
+from loadtest.bench_rows import ApiClient, BenchPrompt, ReferenceRow, Row, ServedRow
+from loadtest.processes import BenchError, Server, Worker, is_ready
+
+WORKER_MODULE = "services.bench_reference"
+WARM_UP_TOKENS = 16
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description=__doc__)
+    parser.add_argument("--base-url", help="a running server; without it one is started")
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument(
+        "--start-url",
+        default="http://127.0.0.1:8000",
+        help="where a started server listens; as http_options in --config say",
+    )
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds")
+    parser.add_argument("--prompts", default="word_problems", help="prompt sets, with commas")
+    parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--policies", default="off,static:4,static:8,static:16")
+    parser.add_argument(
+        "--no-references", action="store_true", help="leave out the loops without a server"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar is missed or an output differs"
+    )
+    options = parser.parse_args(arguments)
+    if PLAIN not in options.policies.split(","):
+        parser.error(f"--policies needs {PLAIN!r}: the other rows are compared with it")
+    if min(options.num_prompts, options.repeats, options.max_tokens) < 1:
+        parser.error("--num-prompts, --repeats and --max-tokens are at least 1")
+    return options
+
+
+def measure_all(
+    rows: Sequence[Row], prompts: Sequence[BenchPrompt], repeats: int, max_tokens: int
+) -> list[Measurement]:
+    """Let every row answer every prompt ``repeats`` times, interleaved, after one warm-up each."""
+    by_name = {row.name: row for row in rows}
+    for row in rows:
+        row.measure(prompts[0], WARM_UP_TOKENS, repeat=-1)
+    measurements = []
+    with tqdm(total=repeats * len(prompts) * len(rows), unit="answer") as progress:
+        for repeat in range(repeats):
+            for index, prompt in enumerate(prompts):
+                for name in rotated(list(by_name), repeat + index):
+                    progress.set_postfix_str(name)
+                    measurements.append(by_name[name].measure(prompt, max_tokens, repeat))
+                    progress.update()
+    return measurements
+
+
+def start_server(stack: ExitStack, options: argparse.Namespace) -> str:
+    """Return the base URL of a ready server, started here unless the options name one."""
+    if options.base_url:
+        url = str(options.base_url).rstrip("/")
+        if not is_ready(url):
+            raise BenchError(f"{url}/ready does not answer 200; start the server with: make serve")
+        return url
+    if is_ready(options.start_url):
+        raise BenchError(
+            f"a server runs at {options.start_url} already; use it with --base-url, or stop it"
+        )
+    print(f"Starting: serve run {options.config}", file=sys.stderr)
+    server = stack.enter_context(Server(options.config))
+    server.wait_ready(options.start_url, options.start_timeout)
+    return str(options.start_url)
+
+
+def start_references(stack: ExitStack, options: argparse.Namespace) -> list[ReferenceRow]:
+    """Start the reference workers, unless the options leave them out."""
+    if options.no_references:
+        return []
+    workers = {
+        name: stack.enter_context(Worker(WORKER_MODULE, mode, "--config", str(options.config)))
+        for mode, name in REFERENCE_ROWS.items()
+    }
+    for worker in workers.values():
+        worker.wait_ready()
+    return [ReferenceRow(worker, name) for name, worker in workers.items()]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the comparison and print it.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BenchError: a process or a request failed.
+        ValueError: a prompt set is unknown.
+    """
+    chosen = prompt_sets.load(options.prompts, limit=options.num_prompts)
+    with ExitStack() as stack:
+        client = ApiClient(start_server(stack, options))
+        references = start_references(stack, options)
+        model = client.model_id()
+        served = [ServedRow(client, model, policy) for policy in options.policies.split(",")]
+        prompts = [
+            BenchPrompt(p, references[0].token_ids(p) if references else None) for p in chosen
+        ]
+        rows: list[Row] = [*served, *references]
+        measurements = measure_all(rows, prompts, options.repeats, options.max_tokens)
+    report = evaluate([row.name for row in rows], measurements)
+    settings: dict[str, object] = {
+        "model": model,
+        "prompts": options.prompts,
+        "num_prompts": len(prompts),
+        "repeats": options.repeats,
+        "max_tokens": options.max_tokens,
+    }
+    print(render_table(report))
+    print(to_json(report, settings))
+    return 1 if options.check and report.has_failed else 0
+
+
+def main() -> None:
+    """Command line entry."""
+    # A shell's background job ignores SIGINT, and so would the children that are stopped with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(run(parse_arguments()))
+    except (BenchError, ValueError) as error:
+        sys.exit(f"bench: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Child processes of a benchmark: the server, and workers that answer JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.error import URLError
+from urllib.request import urlopen
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG_TAIL_CHARS = 2000
+
+
+class BenchError(Exception):
+    """The benchmark cannot go on; the message says what to do."""
+
+
+class ChildProcess:
+    """A subprocess in a group of its own, with its messages kept for the case that it fails.
+
+    Owner: the benchmark's main thread. Use as a context manager; leaving it ends the group.
+
+    Args:
+        command: program and arguments, run in the repository root.
+        has_pipes: connect stdin and stdout as text pipes; else stdout goes to the log.
+    """
+
+    stop_s = 60.0
+    """How long each stage of stopping may take."""
+
+    def __init__(self, command: list[str], has_pipes: bool = False) -> None:
+        self.name = " ".join(command[1:4])
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if has_pipes else self._log,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def log_tail(self) -> str:
+        """Return the end of what the child printed."""
+        self._log.seek(0)
+        return self._log.read().decode("utf-8", errors="replace")[-LOG_TAIL_CHARS:]
+
+    def failure(self, what: str) -> BenchError:
+        """Return an error about this child, with the end of its log."""
+        return BenchError(f"{self.name}: {what}\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """End the child: as Ctrl-C would, then firmly. Safe to call twice."""
+        if self._log.closed:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.process.wait(self.stop_s)
+                except subprocess.TimeoutExpired:
+                    continue
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._log.close()
+
+
+class Server(ChildProcess):
+    """``serve run CONFIG`` as a child."""
+
+    def __init__(self, config: Path) -> None:
+        serve = Path(sys.executable).with_name("serve")
+        super().__init__([str(serve), "run", str(config)])
+
+    def wait_ready(self, base_url: str, timeout_s: float) -> None:
+        """Return when ``/ready`` answers 200.
+
+        Raises:
+            BenchError: the server ended, or was not ready in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise self.failure(f"ended with status {self.process.returncode} at start")
+            if is_ready(base_url):
+                return
+            time.sleep(0.25)
+        raise self.failure(f"{base_url}/ready did not answer 200 within {timeout_s:.0f} s")
+
+
+class Worker(ChildProcess):
+    """``python -m MODULE …`` that reads one JSON request per line and writes one reply per line.
+
+    Its first line is ``{"ready": true}``.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        super().__init__([sys.executable, "-m", module, *arguments], has_pipes=True)
+
+    def wait_ready(self) -> None:
+        """Return when the worker has loaded its model.
+
+        Raises:
+            BenchError: it ended or said something else.
+        """
+        reply = self._read()
+        if not reply.get("ready"):
+            raise self.failure(f"expected a ready line, got {reply}")
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and wait for its reply.
+
+        Raises:
+            BenchError: the worker ended or replied with an error.
+        """
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self.failure("ended while it was needed") from None
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait(self.stop_s)
+            raise self.failure(f"ended with status {self.process.returncode}")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            raise self.failure(f"wrote a line that is not JSON: {line[:200]!r}") from None
+        if not isinstance(reply, dict) or "error" in reply:
+            raise self.failure(f"replied {line.strip()}")
+        return reply
+
+
+def is_ready(base_url: str) -> bool:
+    """Whether ``/ready`` answers 200 now."""
+    try:
+        with urlopen(f"{base_url}/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except (URLError, OSError):
+        return False
