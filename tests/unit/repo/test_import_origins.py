@@ -49,7 +49,7 @@ def module_names(package: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("package", "heavy"),
-    [("gateway", ("torch", "ray")), ("dflash_wire", ("torch", "ray", "numpy", "pydantic"))],
+    [("gateway", ("ray",)), ("dflash_wire", ("torch", "ray", "numpy", "pydantic"))],
 )
 def test_package_loads_without(package: str, heavy: tuple[str, ...]) -> None:
     """Not even through a third party: checked in a fresh interpreter."""
