@@ -79,9 +79,10 @@ class FrameReceiver:
             del self._queues[request_id]
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            (frame,) = await socket.recv_multipart()
-            for chunk in decode_chunks(frame):
-                queue = self._queues.get(chunk.request_id)
-                if queue is not None:
-                    queue.put_nowait(chunk)
+        with socket:  # closed when the task is cancelled
+            while True:
+                (frame,) = await socket.recv_multipart()
+                for chunk in decode_chunks(frame):
+                    queue = self._queues.get(chunk.request_id)
+                    if queue is not None:
+                        queue.put_nowait(chunk)

@@ -1,0 +1,124 @@
+"""The same coordinator and engines in one process: for batches, benchmarks and tests.
+
+No Ray, no sockets. Features go through the same FeaturePool layout, in ordinary memory.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from dflash_wire.errors import error_from_wire
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import DraftResult, GenerationRequest, StepPlan, StepResult, TokenChunk
+from drafter.engine import DrafterEngine
+from gateway.coordinator.coordinator import Coordinator
+from services.config import AppArgs
+from services.engines import (
+    build_drafter,
+    build_verifier,
+    check_pair,
+    draft_facts,
+    engine_limits,
+    load_drafter,
+    load_target,
+)
+from services.spec import EngineSpec, make_spec
+from verifier.engine import VerifierEngine
+
+
+class LocalRing:
+    """``StepRing`` by two function calls."""
+
+    def __init__(self, drafter: DrafterEngine, verifier: VerifierEngine) -> None:
+        self.drafter = drafter
+        self.verifier = verifier
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Draft, then verify."""
+        drafts: DraftResult = self.drafter.run(plan)
+        return self.verifier.run(plan, drafts)
+
+
+def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
+    """Load both models into this process.
+
+    Raises:
+        ConfigError: a model cannot be loaded or the two do not match.
+    """
+    target, model = load_target(spec), load_drafter(spec)
+    taps = model.target_layer_ids
+    check_pair(target, draft_facts(model), taps)
+    features = torch.zeros(
+        (spec.max_step_positions, len(taps) * target.hidden_size),
+        dtype=target.dtype,
+        device=target.device,
+    )
+    ring = LocalRing(
+        build_drafter(spec, model, features), build_verifier(spec, target, features, taps)
+    )
+    return ring, engine_limits(spec, target.max_positions, model.draft_block_size)
+
+
+class LocalEngine:
+    """A coordinator with its step loop in a thread; requests from any thread.
+
+    Owner: the creator; ``close`` ends the loop.
+
+    Raises:
+        ConfigError: see ``build_local_ring``.
+    """
+
+    def __init__(self, args: AppArgs) -> None:
+        spec = make_spec(args)
+        self.spec = spec
+        self._queues: dict[str, queue.SimpleQueue[TokenChunk]] = {}
+        ring, self.limits = build_local_ring(spec)
+        self._coordinator = Coordinator(
+            ring, self, self.limits, args.engine.policy, max_waiting=args.engine.max_waiting
+        )
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # OpenMP's thread count belongs to the calling thread.
+        torch.set_num_threads(max(self.spec.verifier_threads, self.spec.drafter_threads))
+        self._coordinator.run_forever()
+
+    def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
+        """``TokenSink``: hand chunks to whoever waits for them."""
+        for mine in chunks.values():
+            for chunk in mine:
+                waiting = self._queues.get(chunk.request_id)
+                if waiting is not None:
+                    waiting.put(chunk)
+
+    def generate(self, request: GenerationRequest) -> Iterator[TokenChunk]:
+        """Yield chunks until one carries a finish reason; closing early cancels.
+
+        Raises:
+            DFlashError: the request was refused or the engine failed.
+        """
+        chunks: queue.SimpleQueue[TokenChunk] = queue.SimpleQueue()
+        self._queues[request.request_id] = chunks
+        is_finished = False
+        try:
+            self._coordinator.submit(request)
+            while not is_finished:
+                chunk = chunks.get()
+                is_finished = chunk.finish_reason is not None or chunk.error is not None
+                if chunk.error is not None:
+                    raise error_from_wire(chunk.error)
+                yield chunk
+        finally:
+            del self._queues[request.request_id]
+            if not is_finished:
+                self._coordinator.cancel(request.request_id)
+
+    def close(self) -> None:
+        """End the loop; live requests get an error."""
+        self._coordinator.close()
+        self._thread.join(timeout=30)

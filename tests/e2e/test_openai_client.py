@@ -1,0 +1,167 @@
+"""The official ``openai`` client against the started application."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from started_server import StartedServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
+
+QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples now?"}]
+
+
+def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
+    values: dict[str, Any] = {"messages": QUESTION, "max_tokens": 64, "temperature": 0, **options}
+    return client.chat.completions.create(model=model, **values)
+
+
+def dflash(policy: str) -> dict[str, Any]:
+    return {"dflash": {"policy": policy, "stats": True}}
+
+
+def test_ready_within_a_minute(server: StartedServer) -> None:
+    log = server.log_path.read_text()
+    assert "Traceback" not in log
+
+
+def test_chat_equals_policy_off(client: openai.OpenAI, model: str) -> None:
+    plain = ask(client, model, extra_body=dflash("off"))
+    fast = ask(client, model, extra_body=dflash("static:16"))
+    assert fast.choices[0].message.content == plain.choices[0].message.content != ""
+    assert fast.usage == plain.usage
+    assert plain.dflash["acceptance_length"] == 1.0
+    assert fast.dflash["num_cycles"] < plain.dflash["num_cycles"]
+    stats = fast.dflash
+    assert sum(stats["committed_per_cycle"]) + 1 == fast.usage.completion_tokens
+    assert stats["draft_ms"] > 0 and stats["verify_ms"] > 0 and stats["overhead_ms"] > 0
+
+
+def test_stream_delivers_several_tokens_per_chunk(client: openai.OpenAI, model: str) -> None:
+    whole = ask(client, model, extra_body=dflash("static:16"))
+    chunks = list(
+        ask(
+            client,
+            model,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=dflash("static:16"),
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].dflash["committed_per_cycle"] == whole.dflash["committed_per_cycle"]
+    with_text = [c for c in chunks if c.choices and c.choices[0].delta.content]
+    assert len(with_text) < whole.usage.completion_tokens
+
+
+def test_seeded_sampling_repeats_and_ignores_the_policy(client: openai.OpenAI, model: str) -> None:
+    texts = {
+        ask(client, model, temperature=0.8, seed=11, extra_body=dflash(policy))
+        .choices[0]
+        .message.content
+        for policy in ("off", "static:4", "static:16", "static:16")
+    }
+    assert len(texts) == 1
+
+
+def test_fresh_seed_is_returned_and_replays(client: openai.OpenAI, model: str) -> None:
+    first = ask(client, model, temperature=1.0, extra_body=dflash("static:8"))
+    again = ask(client, model, temperature=1.0, seed=first.dflash["seed"], extra_body=dflash("off"))
+    assert again.choices[0].message.content == first.choices[0].message.content
+
+
+def test_eight_concurrent_requests_of_mixed_lengths(server: StartedServer, model: str) -> None:
+    async def run() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.base_url}/v1", api_key="none", max_retries=0
+        ) as client:
+
+            async def one(i: int, policy: str, is_stream: bool) -> str:
+                options: dict[str, Any] = {
+                    "model": model,
+                    "messages": [{"role": "user", "content": f"Sam has {i} boxes. " * (1 + 3 * i)}],
+                    "max_tokens": 10 + 12 * i,
+                    "temperature": 0.7 if i % 2 else 0,
+                    "seed": i,
+                    "extra_body": {"dflash": {"policy": policy}},
+                }
+                if not is_stream:
+                    answer = await client.chat.completions.create(**options)
+                    return answer.choices[0].message.content or ""
+                stream = await client.chat.completions.create(stream=True, **options)
+                return "".join(
+                    [c.choices[0].delta.content or "" async for c in stream if c.choices]
+                )
+
+            alone = [await one(i, "off", False) for i in range(8)]
+            policies = ["static:16", "static:8", "static:4", "off"] * 2
+            together = await asyncio.gather(*(one(i, policies[i], i % 3 > 0) for i in range(8)))
+            return alone, list(together)
+
+    alone, together = asyncio.run(run())
+    assert together == alone
+
+
+def test_stop_string_cuts_alike_under_every_policy(client: openai.OpenAI, model: str) -> None:
+    full = ask(client, model, extra_body=dflash("off")).choices[0].message.content
+    stop = full[len(full) // 2 : len(full) // 2 + 3]
+    answers = [ask(client, model, stop=stop, extra_body=dflash(p)) for p in ("off", "static:16")]
+    for answer in answers:
+        assert answer.choices[0].message.content == full[: full.index(stop)]
+        assert answer.choices[0].finish_reason == "stop"
+    assert answers[0].usage == answers[1].usage
+
+
+def test_completions_with_text_and_token_ids(client: openai.OpenAI, model: str) -> None:
+    answer = client.completions.create(
+        model=model, prompt=["def add(a, b):", "import os"], max_tokens=12, temperature=0
+    )
+    assert [c.index for c in answer.choices] == [0, 1]
+    ids = client.completions.create(
+        model=model, prompt=[100, 101, 102], max_tokens=4, temperature=0
+    )
+    assert ids.usage is not None and ids.usage.prompt_tokens == 3
+
+
+def test_errors_have_the_clients_classes(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        ask(client, "nope")
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        ask(client, model, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        ask(client, model, messages=[{"role": "user", "content": "word " * 5000}])
+    with pytest.raises(openai.BadRequestError, match="static"):
+        ask(client, model, extra_body=dflash("static:17"))
+
+
+def test_leaving_a_stream_ends_the_request(
+    server: StartedServer, client: openai.OpenAI, model: str
+) -> None:
+    stream = ask(client, model, stream=True, max_tokens=1500, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        metrics = httpx.get(f"{server.base_url}/metrics").text
+        (line,) = [x for x in metrics.splitlines() if x.startswith("dflash_running_requests ")]
+        if float(line.split()[1]) == 0:
+            return
+    raise AssertionError("the request still runs")
+
+
+def test_operations_endpoints(server: StartedServer) -> None:
+    assert httpx.get(f"{server.base_url}/health").status_code == 200
+    assert httpx.get(f"{server.base_url}/version").json()["version"]
+    missing = httpx.get(f"{server.base_url}/nowhere")
+    assert missing.status_code == 404
+    assert set(missing.json()["error"]) == {"message", "type", "param", "code"}
+    metrics = httpx.get(f"{server.base_url}/metrics").text
+    assert "dflash_accepted_drafts_total{" in metrics

@@ -1,0 +1,41 @@
+"""One local Ray and one application for all tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray import serve
+
+from services.app import build
+from services.config import AppArgs
+from services.yaml_args import read_app_args
+
+# Importlib mode puts no test folder on the path; helpers live beside their tests.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from served_app import APP, ROOT, ServedApp, free_port
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def app_args() -> AppArgs:
+    return read_app_args(ROOT / "config.yaml")
+
+
+@pytest.fixture(scope="session")
+def served(local_ray: None, app_args: AppArgs) -> Iterator[ServedApp]:
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(build(app_args), name=APP, route_prefix="/")
+    yield ServedApp(app_args, f"http://127.0.0.1:{port}")

@@ -1,0 +1,78 @@
+"""The running application as the tests of this folder see it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from dflash_wire.records import GenerationRequest, GenerationStats
+from services.config import AppArgs
+from services.serve_engine import ServeEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+APP = "dflash-test"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one request gave."""
+
+    token_ids: list[int]
+    finish_reason: str
+    stats: GenerationStats
+
+
+@dataclass(frozen=True)
+class ServedApp:
+    """The running application as a test sees it."""
+
+    args: AppArgs
+    base_url: str
+
+    @property
+    def coordinator(self) -> DeploymentHandle:
+        return serve.get_deployment_handle("Coordinator", APP)
+
+    def engine(self) -> ServeEngine:
+        """A gateway's end; bound to the event loop that uses it first."""
+        return ServeEngine(self.coordinator, self.args.link.kind)
+
+    def run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
+        """Answer all requests, ``concurrency`` at a time, in order."""
+        return asyncio.run(self._run(requests, concurrency))
+
+    async def _run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
+        engine, gate = self.engine(), asyncio.Semaphore(concurrency)
+
+        async def one(request: GenerationRequest) -> Output:
+            async with gate:
+                return await collect(engine, request)
+
+        return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:
+    token_ids: list[int] = []
+    async for chunk in engine.generate(request):
+        token_ids += chunk.token_ids
+        if chunk.finish_reason is not None:
+            assert chunk.stats is not None
+            return Output(token_ids, chunk.finish_reason, chunk.stats)
+    raise AssertionError("the stream ended without a finish reason")
+
+
+def snapshot(app: ServedApp) -> dict[str, Any]:
+    return dict(app.coordinator.snapshot.remote().result(timeout_s=30))

@@ -1,0 +1,118 @@
+"""Cancellation, lost actors, refused configurations, on the real application."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import ray
+from pydantic import ValidationError
+from ray.util.state import list_actors
+from served_app import ServedApp, collect, snapshot
+
+from dflash_wire.errors import EngineUnavailableError, InvalidRequestError
+from dflash_wire.records import GenerationRequest
+from services.config import AppArgs
+
+pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
+
+PROMPT = list(range(100, 140))
+
+
+def endless(request_id: str) -> GenerationRequest:
+    """Nothing stops it but its length, which is far away."""
+    return GenerationRequest(request_id, PROMPT, 1500, policy="static:4")
+
+
+def wait_until_idle(app: ServedApp) -> dict[str, Any]:
+    """Ask until nothing runs; every answer is a round trip, so no sleep is needed."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        now = snapshot(app)
+        if now["num_running"] == now["num_waiting"] == 0:
+            return now
+    raise AssertionError("requests are still running")
+
+
+def test_closing_a_stream_frees_its_pages(served: ServedApp) -> None:
+    async def start_and_leave() -> None:
+        stream = served.engine().generate(endless("leaver"))
+        chunk = await anext(stream)
+        assert chunk.token_ids
+        assert (await served.coordinator.snapshot.remote())["num_free_pages"] < 2048
+        await stream.aclose()
+
+    asyncio.run(start_and_leave())
+    now = wait_until_idle(served)
+    assert now["num_free_pages"] == now["num_pages"]
+
+
+def test_many_streams_that_leave_at_random_points_leak_nothing(served: ServedApp) -> None:
+    async def leave_after(num_chunks: int, engine: Any) -> None:
+        stream = engine.generate(endless(f"leaver-{num_chunks}"))
+        for _ in range(num_chunks):
+            await anext(stream)
+        await stream.aclose()
+
+    async def all_of_them() -> None:
+        engine = served.engine()
+        await asyncio.gather(*(leave_after(n, engine) for n in range(1, 24)))
+
+    asyncio.run(all_of_them())
+    now = wait_until_idle(served)
+    assert now["num_free_pages"] == now["num_pages"]
+
+
+def test_refusal_reaches_the_caller_with_its_class(served: ServedApp) -> None:
+    async def ask() -> None:
+        await collect(served.engine(), GenerationRequest("bad", PROMPT, 5, policy="static:99"))
+
+    with pytest.raises(InvalidRequestError, match="static"):
+        asyncio.run(ask())
+
+
+def test_unknown_config_key_is_named() -> None:
+    with pytest.raises(ValidationError, match="num_pagez"):
+        AppArgs.model_validate({"engine": {"num_pagez": 5}})
+
+
+@pytest.mark.parametrize("class_name", ["VerifierActor", "DrafterActor"])
+def test_killed_actor_ends_requests_clearly_and_is_replaced(
+    served: ServedApp, class_name: str
+) -> None:
+    (before,) = list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])
+
+    async def stream_until_lost() -> None:
+        stream = served.engine().generate(endless(f"victim-{class_name}"))
+        await anext(stream)
+        os.kill(before.pid, signal.SIGKILL)
+        async for _ in stream:
+            pass
+
+    with pytest.raises(EngineUnavailableError):
+        asyncio.run(stream_until_lost())
+
+    async def serve_again() -> list[int]:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                request = GenerationRequest(f"after-{time.monotonic_ns()}", PROMPT, 8)
+                return (await collect(served.engine(), request)).token_ids
+            except EngineUnavailableError:
+                assert time.monotonic() < deadline, "the engine group did not come back"
+                await asyncio.sleep(0.5)
+
+    assert len(asyncio.run(serve_again())) > 0
+    alive = list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])
+    assert [a.actor_id for a in alive] != [before.actor_id]
+    assert len(alive) == 1, "the old group's actors must not survive"
+
+
+def test_ray_is_local(served: ServedApp) -> None:
+    """A guard: these tests kill processes, so they must never touch someone's cluster."""
+    assert ray.is_initialized()
+    assert len(ray.nodes()) == 1
