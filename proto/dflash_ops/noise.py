@@ -41,6 +41,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """
     key = _mix(_mix(seeds + _WEYL) + positions * _WEYL)  # [T]
     bits = _mix(key[:, None] + (token_ids + 1) * _WEYL)  # [T, n]
-    # 53 bits, centred in their cell: never 0 and never 1, so both logarithms are finite.
-    uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+    # 52 bits, centred in their cell: exact in float64, never 0 and never 1, so both logarithms are
+    # finite. (With 53 bits the largest value plus one half would round to 1.)
+    uniform = (_shift_right(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
     return -torch.log(-torch.log(uniform)).to(torch.float32)

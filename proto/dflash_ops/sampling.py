@@ -5,7 +5,8 @@ its own, so a draft token is accepted exactly when both choose the same token un
 
 Order of processors: temperature, top-k, top-p. Rules: top-k keeps the k largest logits; top-p keeps
 the shortest prefix of the remaining tokens in descending probability whose mass reaches p, the first
-always included; equal logits keep the order in which ``torch.topk``/stable ``torch.sort`` put them.
+always included; of equal logits the lower token id comes first. 16-bit logits are often equal, so
+without that last rule a row's candidates would depend on its batch mates.
 """
 
 from __future__ import annotations
@@ -35,6 +36,25 @@ class SamplingRun:
     positions: tuple[int, ...] | None = None
 
 
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest scores ``[T, count]`` of every row, descending, and their token ids.
+
+    Equal scores are ordered by token id, which ``torch.topk`` does not promise: its answer is taken
+    only when no two scores around it are equal.
+    """
+    vocab_size = scores.shape[1]
+    if count == vocab_size:
+        return scores.sort(dim=-1, descending=True, stable=True)
+    values, ids = scores.topk(count + 1, dim=-1)
+    if bool((values[:, 1:] != values[:, :-1]).all()):
+        return values[:, :count], ids[:, :count]
+    bits = (scores + 0.0).view(torch.int32)  # the sum turns -0.0 into 0.0
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)  # rises with the score
+    keys = (rank << 32) + torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    ids = keys.topk(count, dim=-1).indices
+    return scores.gather(1, ids), ids
+
+
 def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[Tensor, Tensor]:
     """Sorted candidate scores ``[T, n]`` with removed ones at -inf, and their token ids."""
     device = scores.device
@@ -44,20 +64,18 @@ def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[T
     needs_order = widest < vocab_size or min(top_p) < 1.0 or min(limits) < vocab_size
     if not needs_order:
         return scores, torch.arange(vocab_size, device=device).expand_as(scores)
-    if widest < vocab_size:
-        values, ids = scores.topk(widest, dim=-1)
-    else:
-        values, ids = scores.sort(dim=-1, descending=True, stable=True)
+    values, ids = _largest(scores, widest)
     if min(limits) < widest:
         rank = torch.arange(widest, device=device)
         values = values.masked_fill(
             rank >= torch.tensor(limits, device=device)[:, None], -torch.inf
         )
     if min(top_p) < 1.0:
-        probabilities = values.softmax(dim=-1)
+        # 64 bits: the sums must not depend on how many candidates the batch mates need.
+        probabilities = values.softmax(dim=-1, dtype=torch.float64)
         before = probabilities.cumsum(dim=-1) - probabilities
-        keep_mass = torch.tensor([p if p < 1.0 else 2.0 for p in top_p], device=device)[:, None]
-        is_removed = before >= keep_mass
+        keep_mass = [p if p < 1.0 else 2.0 for p in top_p]
+        is_removed = before >= torch.tensor(keep_mass, dtype=torch.float64, device=device)[:, None]
         is_removed[:, 0] = False
         values = values.masked_fill(is_removed, -torch.inf)
     return values, ids
