@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dflash_wire.errors import ConfigError, InvalidRequestError
 from gateway.detokenize import Detokenizer
@@ -51,15 +51,15 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> ChatTokenizer:
-        """Load from a model folder; never from the network, and without running its code.
+        """Load ``tokenizer.json`` and its configuration from a model folder; never the network.
 
         Raises:
             ConfigError: the folder holds no tokenizer that can be loaded.
         """
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False
-            )
+            # NOTE: AutoTokenizer would import torch, which costs a gateway seconds and hundreds of
+            # megabytes, and some model classes rebuild what tokenizer.json already says.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError) as error:
             raise ConfigError(f"Cannot load a tokenizer from {path}: {error}") from error
         return cls(tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -46,31 +46,46 @@ class FakeEngine:
         self.num_open = 0
         self.num_yielded = 0
         self.opened = asyncio.Event()
-        self.closed = asyncio.Event()
         self.not_ready: DFlashError | None = None
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerationRequest) -> FakeChunks:
         self.requests.append(request)
-        self.num_open += 1
-        self.opened.set()
-        try:
-            for item in self.script(request):
-                await asyncio.sleep(0)
-                if isinstance(item, asyncio.Event):
-                    await item.wait()
-                elif isinstance(item, Exception):
-                    raise item
-                else:
-                    self.num_yielded += 1
-                    is_chunk = isinstance(item, TokenChunk)
-                    yield item if is_chunk else TokenChunk(request.request_id, item)
-        finally:
-            self.num_open -= 1
-            self.closed.set()
+        return FakeChunks(self, request)
 
     async def check_ready(self) -> None:
         if self.not_ready is not None:
             raise self.not_ready
+
+
+class FakeChunks:
+    """An engine's iterator. No generator: only ``aclose`` closes it, garbage collection does not."""
+
+    def __init__(self, engine: FakeEngine, request: GenerationRequest) -> None:
+        self._engine = engine
+        self._request_id = request.request_id
+        self._items = iter(engine.script(request))
+        self._is_open = True
+        engine.num_open += 1
+        engine.opened.set()
+
+    def __aiter__(self) -> FakeChunks:
+        return self
+
+    async def __anext__(self) -> TokenChunk:
+        for item in self._items:
+            await asyncio.sleep(0)
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+                continue
+            self._engine.num_yielded += 1
+            return item if isinstance(item, TokenChunk) else TokenChunk(self._request_id, item)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._engine.num_open -= self._is_open
+        self._is_open = False
 
 
 class Served:

@@ -91,6 +91,7 @@ async def test_a_failing_write_closes_the_engine(serve: Serve, encode: Encode) -
     call = AsgiCall(served.app, "/v1/completions", body(stream=True))
     await next_write(call)
     call.is_closed = True
+    assert served.engine.num_open == 1
     gate.set()
     await asyncio.wait_for(call.task, 5)
     assert served.engine.num_open == 0
@@ -100,10 +101,16 @@ async def test_a_stop_string_closes_the_engine_before_the_last_event(
     serve: Serve, encode: Encode
 ) -> None:
     served = serve([encode("the quick"), NEVER()])
-    call = AsgiCall(served.app, "/v1/completions", body(stream=True, stop="quick"))
-    assert b'"finish_reason":"stop"' in await next_write(call)
-    assert served.engine.num_open == 0
+    seen: list[int] = []
+
+    class Watched(AsgiCall):
+        async def _send(self, message: dict[str, object]) -> None:
+            if b'"finish_reason":"stop"' in message.get("body", b""):
+                seen.append(served.engine.num_open)
+
+    call = Watched(served.app, "/v1/completions", body(stream=True, stop="quick"))
     await asyncio.wait_for(call.task, 5)
+    assert seen == [0]
 
 
 async def test_each_chunk_is_written_before_the_next_exists(serve: Serve, encode: Encode) -> None:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -86,3 +89,28 @@ async def test_threads_encode_alike(tokenizer: ChatTokenizer) -> None:
     together = await asyncio.gather(*(tokenizer.encode_texts([text]) for text in texts))
     one_by_one = [await tokenizer.encode_texts([text]) for text in texts]
     assert together == one_by_one
+
+
+async def test_the_gateway_runs_without_torch(
+    hf_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Importing it costs seconds and hundreds of megabytes per replica."""
+    hf_tokenizer.save_pretrained(tmp_path)
+    program = (
+        "import asyncio, sys\n"
+        "import gateway.app\n"
+        "from gateway.chat_tokenizer import ChatTokenizer\n"
+        f"tokenizer = ChatTokenizer.load({str(tmp_path)!r})\n"
+        f"asyncio.run(tokenizer.encode_chat({USER!r}))\n"
+        "print('torch' in sys.modules, 'ray' in sys.modules)\n"
+    )
+    root = Path(__file__).parents[3]
+    path = f"{root}:{root / 'proto'}"
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert output.stdout.strip() == "False False"
