@@ -96,7 +96,9 @@ class DrafterEngine:
             )
             wanted += range(offset + 1, offset + row.width)
         config = self.model.config
-        heads_per_kv = config.num_attention_heads // config.num_key_value_heads
+        heads_per_kv = config.num_attention_heads // int(
+            config.num_key_value_heads or config.num_attention_heads
+        )
         step = StepAttention(self.pool, [build_group(attention_rows, heads_per_kv, self.dtype)])
         ids = torch.tensor(token_ids, device=device)
         hidden = self.model(

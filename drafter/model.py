@@ -32,6 +32,19 @@ from dflash_wire.errors import ConfigError
 
 DEFAULT_DRAFT_BLOCK_SIZE = 16
 ARCHITECTURE = "DFlashDraftModel"
+UNSUPPORTED_KEYS = (
+    "attention_sink_bias",
+    "causal",
+    "conv_kernel_size",
+    "draft_vocab_size",
+    "final_logit_softcapping",
+    "has_own_lm_head",
+    "projector_type",
+    "selector_rank",
+    "use_gemma_norm",
+    "use_swa",
+)
+UNSUPPORTED_SCALES = ("attention_value_scale", "output_multiplier")
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
@@ -81,7 +94,8 @@ class DraftModel(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Target features ``[T, K*H]`` -> context ``[T, H]``, shared by all layers."""
-        return self.hidden_norm(self.fc(features))
+        context: Tensor = self.hidden_norm(self.fc(features))
+        return context
 
     def context_kv(self, context: Tensor, positions: Tensor) -> Tensor:
         """Keys and values of context tokens in every layer.
@@ -96,7 +110,7 @@ class DraftModel(nn.Module):
         cos, sin = self.rotary_emb(context[None], positions[None])  # [1, T, D]
         per_layer = []
         for layer in self.layers:
-            attention = layer.self_attn
+            attention: Any = layer.self_attn
             shape = (1, context.shape[0], -1, attention.head_dim)
             key = attention.k_norm(attention.k_proj(context).view(shape)).transpose(1, 2)
             _, key = apply_rotary_pos_emb(key, key, cos, sin)  # [1, G, T, D]
@@ -120,7 +134,8 @@ class DraftModel(nn.Module):
         position_embeddings = self.rotary_emb(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=position_embeddings, **attention)
-        return self.norm(hidden)
+        normed: Tensor = self.norm(hidden)
+        return normed
 
 
 def _refuse_unsupported(config: Qwen3Config) -> None:
@@ -131,13 +146,12 @@ def _refuse_unsupported(config: Qwen3Config) -> None:
             f"draft layers of types {sorted(layer_types)} are not supported yet; "
             "only bidirectional full_attention drafters are"
         )
-    for key in ("final_logit_softcapping", "selector_rank", "conv_kernel_size", "draft_vocab_size"):
+    for key in UNSUPPORTED_KEYS:
         if draft_setting(config, key):
             raise ConfigError(f"draft config key {key!r} is not supported yet")
-    if float(draft_setting(config, "output_multiplier", 1.0)) != 1.0:
-        raise ConfigError(
-            "draft config key 'output_multiplier' other than 1.0 is not supported yet"
-        )
+    for key in UNSUPPORTED_SCALES:
+        if float(draft_setting(config, key, 1.0)) != 1.0:
+            raise ConfigError(f"draft config key {key!r} other than 1.0 is not supported yet")
     if draft_setting(config, "mask_token_id") is None:
         raise ConfigError("the draft config has no dflash_config.mask_token_id")
 
@@ -151,6 +165,7 @@ def save_draft_model(model: DraftModel, path: Path, dtype: torch.dtype) -> None:
         block_size=model.draft_block_size,
         dtype=str(dtype).removeprefix("torch."),
         dflash_config={
+            **(getattr(model.config, "dflash_config", None) or {}),
             "mask_token_id": model.mask_token_id,
             "target_layer_ids": model.target_layer_ids,
         },
@@ -184,7 +199,10 @@ def load_draft_model(path: Path, dtype: torch.dtype, attn_implementation: str) -
     for file in files:
         tensors.update(load_file(file))
     tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:  # a shape differs
+        raise ConfigError(f"{path}: tensors do not match config.json: {error}") from error
     if missing or unexpected:
         raise ConfigError(f"{path}: missing tensors {missing}, unexpected tensors {unexpected}")
     return model.to(dtype).eval()

@@ -4,8 +4,10 @@ NOTE: no ``from __future__ import annotations`` here: Serve looks at ``build``'s
 parse the config file's ``args`` with it.
 """
 
+from typing import Any
+
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 
 from services.config import AppArgs
 from services.coordinator_deployment import CoordinatorDeployment
@@ -17,6 +19,12 @@ from services.spec import make_spec
 COORDINATOR_CPUS = 0.25
 GATEWAY_CPUS = 0.25
 HEALTH_CHECK_PERIOD_S = 2
+
+
+def _deployment(cls: type, **options: Any) -> Deployment:
+    """``serve.deployment`` used as a function; its type hints only know the decorator."""
+    made: Deployment = serve.deployment(**options)(cls)
+    return made
 
 
 def build(args: AppArgs) -> Application:
@@ -34,7 +42,7 @@ def build(args: AppArgs) -> Application:
         "CPU": COORDINATOR_CPUS + args.verifier.num_cpus + args.drafter.num_cpus,
         "GPU": args.verifier.num_gpus + args.drafter.num_gpus,
     }
-    coordinator = serve.deployment(
+    coordinator = _deployment(
         CoordinatorDeployment,
         name="Coordinator",
         num_replicas=args.num_engine_groups,
@@ -45,7 +53,7 @@ def build(args: AppArgs) -> Application:
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=10,
     ).bind(args, spec)
-    return serve.deployment(
+    application: Application = _deployment(
         GatewayDeployment,
         name="Gateway",
         num_replicas=args.gateway.num_replicas,
@@ -53,3 +61,4 @@ def build(args: AppArgs) -> Application:
         max_ongoing_requests=args.gateway.max_ongoing_requests,
         graceful_shutdown_timeout_s=10,
     ).bind(args, settings, spec.target_path, coordinator)
+    return application

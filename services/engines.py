@@ -104,7 +104,7 @@ def build_drafter(spec: EngineSpec, model: DraftModel, feature_pool: torch.Tenso
         config.num_hidden_layers,
         spec.num_pages,
         spec.page_size,
-        config.num_key_value_heads,
+        int(config.num_key_value_heads or config.num_attention_heads),
         config.head_dim,
         dtype,
         device,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -22,7 +24,7 @@ class GatewayDeployment:
         args: AppArgs,
         settings: GatewaySettings,
         target_path: str,
-        coordinator: DeploymentHandle,
+        coordinator: DeploymentHandle[Any],
     ) -> None:
         tokenizer = ChatTokenizer.load(target_path)
         engine = ServeEngine(coordinator, args.link.kind)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import sys
 import uuid
+from typing import Any
 
 import ray
 import zmq
-import zmq.asyncio
 
 from dflash_wire.errors import EngineUnavailableError
 
 POLL_MS = 500
 
 
-def bind_inbound(socket: zmq.Socket[bytes], kind: str) -> str:
-    """Bind a PULL socket and return the address peers connect to."""
+def bind_inbound(socket: Any, kind: str) -> str:
+    """Bind a PULL socket (plain or asyncio) and return the address peers connect to."""
     if kind == "ipc" and sys.platform.startswith("linux"):
         address = f"ipc://@dflash-{uuid.uuid4().hex}"
         socket.bind(address)
@@ -33,7 +33,7 @@ class Inbound:
     """A blocking PULL socket. Owner: the thread that receives."""
 
     def __init__(self, kind: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         self.address = bind_inbound(self._socket, kind)
 
@@ -41,7 +41,8 @@ class Inbound:
         """Wait for one multipart message; None after ``timeout_ms``."""
         if not self._socket.poll(timeout_ms):
             return None
-        return self._socket.recv_multipart()
+        parts: list[bytes] = self._socket.recv_multipart()
+        return parts
 
     def close(self) -> None:
         """Close the socket."""
@@ -52,7 +53,7 @@ class Outbound:
     """A PUSH socket to one peer. Owner: the thread that sends."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
 

@@ -32,7 +32,7 @@ class ServeEngine:
         link_kind: ``ipc`` or ``tcp``, for the frame stream.
     """
 
-    def __init__(self, coordinator: DeploymentHandle, link_kind: str) -> None:
+    def __init__(self, coordinator: DeploymentHandle[Any], link_kind: str) -> None:
         self._coordinator = coordinator
         self._frames = FrameReceiver(link_kind)
 
@@ -50,7 +50,7 @@ class ServeEngine:
                     yield replace(chunk, request_id=request.request_id)
             finally:
                 if not call.done():
-                    response.cancel()
+                    response.cancel()  # type: ignore[no-untyped-call]
                     call.cancel()
 
     async def check_ready(self) -> None:

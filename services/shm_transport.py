@@ -150,6 +150,7 @@ class SharedMemoryTransport(TensorTransportManager):
             tensor_transport_metadata.names, tensor_transport_metadata.tensor_meta, strict=True
         )
         for name, (shape, dtype) in pairs:
+            assert isinstance(dtype, torch.dtype)
             if name not in _mapped:
                 _mapped[name] = _map(name, tuple(shape), dtype)
             tensors.append(_mapped[name])

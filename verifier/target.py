@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash_ops.attention import GATHERED, StepAttention
@@ -18,6 +18,8 @@ from dflash_ops.norms import fuse_rms_norms
 from dflash_wire.errors import ConfigError
 
 SUPPORTED_MODEL_TYPES = ("qwen3", "llama")
+# Their frequencies depend on the longest position of a pass, so on who shares the batch.
+UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")
 
 
 def load_target_config(path: str) -> Any:
@@ -38,6 +40,9 @@ def load_target_config(path: str) -> Any:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         raise ConfigError(f"target layer types {sorted(layer_types)} are not supported yet")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope_type in UNSUPPORTED_ROPE_TYPES:
+        raise ConfigError(f"target rope type {rope_type!r} is not supported yet")
     return config
 
 
@@ -66,7 +71,7 @@ class TargetModel:
             )
         except OSError as error:
             raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
-        self.model: nn.Module = model.to(device).eval()
+        self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
         fuse_rms_norms(self.model)
         self.device = device
         self.dtype = dtype
@@ -100,19 +105,20 @@ class TargetModel:
             hidden states after the final norm ``[T, H]`` and target features ``[T, K*H]``.
         """
         base = self.model.model
-        hidden = base.embed_tokens(token_ids[None])  # type: ignore[union-attr, operator]
+        hidden = base.embed_tokens(token_ids[None])
         position_ids = positions[None]
-        position_embeddings = base.rotary_emb(hidden, position_ids)  # type: ignore[union-attr, operator]
+        position_embeddings = base.rotary_emb(hidden, position_ids)
         tapped: dict[int, Tensor] = {}
         wanted = set(target_layer_ids)
-        for index, layer in enumerate(base.layers):  # type: ignore[union-attr, arg-type]
+        for index, layer in enumerate(base.layers):
             hidden = layer(hidden, position_embeddings=position_embeddings, step=step)
             if index in wanted:
                 tapped[index] = hidden
         features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)[0]
-        return base.norm(hidden)[0], features  # type: ignore[union-attr, operator]
+        normed: Tensor = base.norm(hidden)
+        return normed[0], features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""
-        head: nn.Module = self.model.lm_head  # type: ignore[assignment]
-        return head(hidden)  # type: ignore[no-any-return]
+        logits: Tensor = self.model.lm_head(hidden)
+        return logits

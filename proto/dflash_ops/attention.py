@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def build_group(
     lengths = [row.context_slots.shape[0] for row in rows]
     context = max(lengths)
     is_even = all(row.width == width for row in rows)
-    is_adjacent = all(a.offset + a.width == b.offset for a, b in zip(rows, rows[1:], strict=False))
+    is_adjacent = all(a.offset + a.width == b.offset for a, b in pairwise(rows))
     needs_mask = min(lengths) < context or not is_even or any(r.visible is not None for r in rows)
     slots = torch.zeros((len(rows), context), dtype=torch.int64, device=device)
     for r, row in enumerate(rows):
@@ -92,7 +93,9 @@ def build_group(
     if is_even and is_adjacent:
         packed = slice(rows[0].offset, rows[-1].offset + width)
         return AttentionGroup(len(rows), width, slots.flatten(), mask, packed, None, None, None)
-    gather, scatter, packed_places = [], [], []
+    gather: list[int] = []
+    scatter: list[int] = []
+    packed_places: list[int] = []
     for r, row in enumerate(rows):
         real = list(range(row.offset, row.offset + row.width))
         gather += real + [row.offset] * (width - row.width)

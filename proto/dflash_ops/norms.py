@@ -30,7 +30,7 @@ def fuse_rms_norms(model: nn.Module) -> int:
     changed = 0
     for module in model.modules():
         is_plain = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-        if is_plain and module.weight.dtype == torch.float32:  # type: ignore[union-attr]
-            module.forward = MethodType(_fused_forward, module)  # type: ignore[assignment]
+        if is_plain and module.weight.dtype == torch.float32:
+            module.forward = MethodType(_fused_forward, module)
             changed += 1
     return changed

@@ -21,7 +21,8 @@ from dflash_wire.records import (
 
 def pack(value: Any) -> bytes:
     """Encode plain lists, dicts, strings and numbers."""
-    return msgpack.packb(value)
+    frame: bytes = msgpack.packb(value)
+    return frame
 
 
 def unpack(frame: bytes) -> Any:
@@ -31,6 +32,20 @@ def unpack(frame: bytes) -> Any:
 
 def _sampling(s: SamplingParams) -> tuple[float, float, int, int]:
     return (s.temperature, s.top_p, s.top_k, s.seed)
+
+
+def _row(
+    seq_id: int,
+    token_ids: list[int],
+    start_position: int,
+    page_ids: list[int],
+    width: int,
+    is_prefill: bool,
+    samples: bool,
+    sampling: tuple[float, float, int, int],
+) -> Row:
+    params = SamplingParams(*sampling)
+    return Row(seq_id, token_ids, start_position, page_ids, width, is_prefill, samples, params)
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -57,7 +72,7 @@ def decode_plan(frame: bytes) -> StepPlan:
     step_id, feature_base, rows, ingests = unpack(frame)
     return StepPlan(
         step_id,
-        [Row(*fields[:-1], SamplingParams(*fields[-1])) for fields in rows],
+        [_row(*fields) for fields in rows],
         [Ingest(*fields) for fields in ingests],
         feature_base,
     )
