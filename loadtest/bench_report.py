@@ -166,8 +166,8 @@ def _per_cycle(
 
 
 def _bars(rates: dict[str, dict[int, float]]) -> list[Bar]:
-    statics = [name for name in rates if name.startswith("static:")]
-    best = max(statics, key=lambda name: median(rates[name].values()), default="")
+    static_rows = [name for name in rates if name.startswith("static:")]
+    best = max(static_rows, key=lambda name: median(rates[name].values()), default="")
     return [
         Bar("best static / off", 2.0, _ratio(rates, best, PLAIN)),
         Bar("off / transformers generate", 1.0, _ratio(rates, PLAIN, TRANSFORMERS)),

@@ -24,7 +24,6 @@ IMPORT_NAMES = {
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
-    "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }
@@ -85,7 +84,7 @@ def test_banned_names_are_found() -> None:
 
 def import_name(requirement: str) -> str:
     distribution = re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower()
-    return IMPORT_NAMES.get(distribution, distribution)
+    return IMPORT_NAMES.get(distribution, distribution.replace("-", "_"))
 
 
 def third_party(folders: tuple[str, ...]) -> dict[str, str]:
