@@ -1,11 +1,36 @@
-"""Command line of the demo recipe: ``python -m drafter.training.demo {target,...}``."""
+"""Command line of the demo recipe: ``python -m drafter.training.demo STAGE --gsm8k FILE``.
+
+Stages, each resumable, each reading what the one before left in ``--work``:
+    target      tokenizer and target model
+    responses   the target's own responses to training prompts, and greedy ones to held-out prompts
+    drafter     the drafter, trained on the responses
+    evaluate    held-out figures of the pair
+    export      copies of both models in ``--out``
+    all         the five in order
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import logging
 from pathlib import Path
 
+import torch
+from transformers import Qwen3ForCausalLM
+
 from drafter.training.demo.corpus import load_conversations, standard_library_sources
+from drafter.training.demo.evaluate import evaluate_pair, print_figures
+from drafter.training.demo.generation import GENERATION_ATTENTION
+from drafter.training.demo.pair import export_pair
+from drafter.training.demo.recipe import DrafterRecipe, train_drafter
+from drafter.training.demo.responses import (
+    ResponseRecipe,
+    held_out_tasks,
+    plan_tasks,
+    write_responses,
+)
 from drafter.training.demo.target import (
     TargetRecipe,
     encode_conversation,
@@ -13,6 +38,18 @@ from drafter.training.demo.target import (
     train_target,
 )
 from drafter.training.demo.tokenizer import load_tokenizer, train_tokenizer
+
+STAGES = ("target", "responses", "drafter", "evaluate", "export")
+
+
+def load_demo_target(work: Path, attention: str) -> Qwen3ForCausalLM:
+    """Load the finished target: bf16-rounded weights in float32."""
+    target: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(
+        work / "target", dtype=torch.float32, attn_implementation="sdpa"
+    )
+    target.config._attn_implementation = attention
+    target.eval().requires_grad_(False)
+    return target
 
 
 def run_target(gsm8k: Path, work: Path, steps: int | None) -> None:
@@ -35,16 +72,81 @@ def run_target(gsm8k: Path, work: Path, steps: int | None) -> None:
     train_target(tokenizer, examples, raw, held_out, recipe, work)
 
 
+def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -> None:
+    """Write ``work/held_out_responses.jsonl``, then ``work/responses.jsonl``."""
+    recipe = ResponseRecipe(passes=passes)
+    target = load_demo_target(work, GENERATION_ATTENTION)
+    tokenizer = load_tokenizer(work / "target")
+    train_rows, held_out_rows = load_conversations(gsm8k, TargetRecipe().seed)
+    held_out = held_out_tasks(tokenizer, held_out_rows, recipe)
+    write_responses(target, held_out, recipe, work / "held_out_responses.jsonl")
+    groups = plan_tasks(tokenizer, train_rows, recipe)
+    done = write_responses(target, groups, recipe, work / "responses.jsonl", minutes)
+    print(f"responses: {done} of {len(groups)} groups")
+
+
+def run_drafter(work: Path, layers: int, steps: int | None, minutes: float | None) -> None:
+    """Train the drafter into ``work/drafter``."""
+    recipe = DrafterRecipe(num_layers=layers)
+    if steps is not None:
+        training = dataclasses.replace(recipe.training, max_steps=steps)
+        recipe = dataclasses.replace(recipe, training=training)
+    target = load_demo_target(work, "sdpa")
+    result = train_drafter(target, load_tokenizer(work / "target"), recipe, work, minutes)
+    print(json.dumps(result))
+
+
+def run_evaluate(gsm8k: Path, work: Path) -> None:
+    """Print the figures and keep them in ``work/figures.json``."""
+    _, held_out_rows = load_conversations(gsm8k, TargetRecipe().seed)
+    figures = evaluate_pair(
+        load_demo_target(work, "sdpa"),
+        load_tokenizer(work / "target"),
+        held_out_rows,
+        work / "drafter",
+        work / "held_out_responses.jsonl",
+    )
+    (work / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print_figures(figures)
+
+
+def run_stage(stage: str, arguments: argparse.Namespace) -> None:
+    """Run one stage."""
+    gsm8k, work, minutes = arguments.gsm8k, arguments.work, arguments.minutes
+    if stage == "target":
+        run_target(gsm8k, work, arguments.steps)
+    elif stage == "responses":
+        run_responses(gsm8k, work, arguments.passes, minutes)
+    elif stage == "drafter":
+        run_drafter(work, arguments.layers, arguments.steps, minutes)
+    elif stage == "evaluate":
+        run_evaluate(gsm8k, work)
+    else:
+        print(json.dumps(export_pair(work, arguments.out)))
+
+
 def main() -> None:
-    """Parse the command line and run one stage."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["target"])
+    """Parse the command line and run the stages asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m drafter.training.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("stage", choices=[*STAGES, "all"])
     parser.add_argument("--gsm8k", type=Path, required=True, help="GSM8K train.jsonl")
     parser.add_argument("--work", type=Path, default=Path("build/demo-pair"))
-    parser.add_argument("--steps", type=int, help="override the number of target steps")
+    parser.add_argument("--out", type=Path, default=Path("models/demo"))
+    parser.add_argument("--steps", type=int, help="steps of the target or drafter stage")
+    parser.add_argument("--minutes", type=float, help="time of the responses or drafter stage")
+    parser.add_argument("--passes", type=int, default=1, help="responses per training prompt")
+    parser.add_argument("--layers", type=int, choices=[2, 3], default=2, help="draft layers")
     arguments = parser.parse_args()
+    if arguments.stage == "all" and arguments.steps is not None:
+        parser.error("--steps belongs to one stage; run the stages one by one")
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    run_target(arguments.gsm8k, arguments.work, arguments.steps)
+    for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
+        run_stage(stage, arguments)
 
 
 if __name__ == "__main__":

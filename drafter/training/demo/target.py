@@ -36,14 +36,14 @@ class TargetRecipe:
     head_dim: int = 48
     intermediate_size: int = 512
     max_positions: int = 2048
-    steps: int = 1500
+    steps: int = 1200
     tokens_per_step: int = 3072
     raw_share: float = 0.10
     raw_length: int = 768
     max_length: int = 448
     peak_lr: float = 3e-3
     warmup: int = 100
-    decay_from: float = 0.45
+    decay_from: float = 0.625
     weight_decay: float = 0.1
     seed: int = 20261129
     checkpoint_every: int = 250
@@ -87,7 +87,9 @@ def encode_conversation(tokenizer: PreTrainedTokenizerFast, row: Conversation) -
     return Example(list(prompt) + answer, len(prompt))
 
 
-def encode_raw(tokenizer: PreTrainedTokenizerFast, sources: list[str], length: int) -> list[Example]:
+def encode_raw(
+    tokenizer: PreTrainedTokenizerFast, sources: list[str], length: int
+) -> list[Example]:
     """Cut raw source into examples of ``length`` tokens."""
     examples = []
     for source in sources:
@@ -133,7 +135,10 @@ def make_optimizers(model: nn.Module, recipe: TargetRecipe) -> list[torch.optim.
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = torch.optim.Muon(
-        matrices, lr=recipe.peak_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        lr=recipe.peak_lr,
+        weight_decay=recipe.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
     )
     adamw = torch.optim.AdamW(rest, lr=recipe.peak_lr, betas=(0.9, 0.95), weight_decay=0.0)
     return [muon, adamw]

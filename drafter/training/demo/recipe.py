@@ -1,0 +1,104 @@
+"""The shipped drafter's recipe: sizes and training settings scaled to two CPU cores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafter.model import DraftModel
+from drafter.training.build import build_draft_model, find_mask_token_id
+from drafter.training.capture import (
+    CachedFeatureSource,
+    TargetTables,
+    TransformersFeatureSource,
+)
+from drafter.training.config import TrainingConfig
+from drafter.training.data import read_rows
+from drafter.training.export import export_drafter
+from drafter.training.trainer import Trainer
+
+
+def demo_training_config() -> TrainingConfig:
+    """Return the settings that differ from the paper's because the model is tiny."""
+    return TrainingConfig(
+        peak_lr=2e-3,
+        beta2=0.98,
+        epochs=6,
+        max_length=640,
+        tokens_per_step=4096,
+        max_blocks_per_step=192,
+        feature_cache_gb=6.0,
+        checkpoint_every=200,
+        evaluate_every=500,
+        held_out_blocks=512,
+        seed=20261201,
+    )
+
+
+@dataclass(frozen=True)
+class DrafterRecipe:
+    """Shape of the drafter beside its training settings."""
+
+    num_layers: int = 2
+    num_taps: int = 5
+    training: TrainingConfig = field(default_factory=demo_training_config)
+
+
+def new_drafter(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recipe: DrafterRecipe
+) -> DraftModel:
+    """Build the untrained drafter."""
+    return build_draft_model(
+        target,
+        num_layers=recipe.num_layers,
+        num_taps=recipe.num_taps,
+        mask_token_id=find_mask_token_id(tokenizer),
+        draft_block_size=recipe.training.draft_block_size,
+        seed=recipe.training.seed,
+    )
+
+
+def train_drafter(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: DrafterRecipe,
+    work: Path,
+    minutes: float | None,
+) -> dict[str, Any]:
+    """Train or resume in ``work/drafter-training``; exports to ``work/drafter``.
+
+    Features are computed under bf16 autocast and kept in memory, so only the first epoch pays for
+    the target.
+
+    Returns:
+        The last held-out figures.
+    """
+    model = new_drafter(target, tokenizer, recipe)
+    config = recipe.training
+    source = CachedFeatureSource(
+        TransformersFeatureSource(target, model.target_layer_ids, use_bf16=True),
+        int(config.feature_cache_gb * 2**30),
+    )
+    rows = read_rows(work / "responses.jsonl", config.max_length)
+    held_out = read_rows(work / "held_out_responses.jsonl", config.max_length)
+    trainer = Trainer(
+        model,
+        source,
+        TargetTables.of(target),
+        rows,
+        held_out,
+        config,
+        work / "drafter-training",
+        minutes,
+    )
+    trainer.run()
+    result = trainer.evaluate()
+    out = work / "drafter"
+    num_parameters = export_drafter(model, out)
+    summary = {**asdict(recipe), **result, "num_rows": len(rows), "num_parameters": num_parameters}
+    (out / "recipe.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return result
