@@ -149,6 +149,7 @@ class EngineGroup:
         raise EngineUnavailableError(reason)
 
     def close(self) -> None:
-        """End both actors at once."""
+        """End both actors and close the ring; the coordinator's thread has stopped by then."""
         for actor in (self._verifier, self._drafter):
             ray.kill(actor)
+        self.ring.close()

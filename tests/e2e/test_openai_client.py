@@ -151,7 +151,7 @@ def test_leaving_a_stream_ends_the_request(
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         metrics = httpx.get(f"{server.base_url}/metrics").text
-        (line,) = [x for x in metrics.splitlines() if x.startswith("dflash_running_requests ")]
+        (line,) = [x for x in metrics.splitlines() if x.startswith("dflash_requests_running ")]
         if float(line.split()[1]) == 0:
             return
     raise AssertionError("the request still runs")
