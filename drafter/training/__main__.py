@@ -88,7 +88,7 @@ def train(arguments: argparse.Namespace) -> None:
         arguments.minutes,
     )
     trainer.run()
-    result = trainer.evaluate() if held_out else {"step": trainer.step}
+    result = trainer.held_out_figures or {"step": trainer.step}
     num_parameters = export_drafter(model, arguments.out)
     print(json.dumps({**result, "num_parameters": num_parameters, "out": str(arguments.out)}))
 

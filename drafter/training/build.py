@@ -87,10 +87,12 @@ def build_draft_model(
         "num_hidden_layers": num_layers,
         "num_target_layers": depth,
         "block_size": draft_block_size,
-        "final_logit_softcapping": getattr(text_config, "final_logit_softcapping", None),
         "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": taps},
         "tie_word_embeddings": False,
     }
+    softcapping = getattr(text_config, "final_logit_softcapping", None)
+    if softcapping:
+        values["final_logit_softcapping"] = softcapping
     config = Qwen3Config.from_dict(values)
     config._attn_implementation = ATTENTION_NAME
     with torch.random.fork_rng(devices=[]):

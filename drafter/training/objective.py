@@ -248,5 +248,5 @@ def _score_chunk(
     logits = functional.linear(hidden, lm_head)  # [m, N, V]
     flat = logits.flatten(0, 1).float()
     losses = functional.cross_entropy(flat, labels.flatten(), reduction="none")
-    is_correct = logits.detach().argmax(-1) == labels
+    is_correct = flat.detach().argmax(-1).view_as(labels) == labels
     return (losses * weights.flatten()).sum(), is_correct

@@ -133,7 +133,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("stage", choices=[*STAGES, "all"])
-    parser.add_argument("--gsm8k", type=Path, required=True, help="GSM8K train.jsonl")
+    parser.add_argument("--gsm8k", type=Path, help="GSM8K train.jsonl; every stage that reads text")
     parser.add_argument("--work", type=Path, default=Path("build/demo-pair"))
     parser.add_argument("--out", type=Path, default=Path("models/demo"))
     parser.add_argument("--steps", type=int, help="steps of the target or drafter stage")
@@ -143,6 +143,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.stage == "all" and arguments.steps is not None:
         parser.error("--steps belongs to one stage; run the stages one by one")
+    if arguments.gsm8k is None and arguments.stage not in ("drafter", "export"):
+        parser.error(f"the stage {arguments.stage} needs --gsm8k")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     arguments.work.mkdir(parents=True, exist_ok=True)
     for stage in STAGES if arguments.stage == "all" else (arguments.stage,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from drafter.training.demo.responses import encode_prompt
 from drafter.training.demo.speculation import speculate
 from drafter.training.demo.target import encode_conversation, held_out_loss
 from drafter.training.evaluation import evaluate_drafter
+
+ALL_BLOCKS = 1 << 16
 
 
 def evaluate_pair(
@@ -50,7 +53,7 @@ def evaluate_pair(
         loss = held_out_loss(target, examples, limit=len(examples))
     target.eval()
     model = load_draft_model(drafter_path, torch.float32, ATTENTION_NAME)
-    config = DrafterRecipe().training
+    config = dataclasses.replace(DrafterRecipe().training, held_out_blocks=ALL_BLOCKS)
     rows = read_rows(responses_path, config.max_length)
     source = TransformersFeatureSource(target, model.target_layer_ids)
     teacher_forced = evaluate_drafter(model, source, TargetTables.of(target), rows, config)

@@ -30,11 +30,11 @@ def demo_training_config() -> TrainingConfig:
         epochs=6,
         max_length=640,
         tokens_per_step=4096,
-        max_blocks_per_step=192,
+        max_blocks_per_step=256,
         feature_cache_gb=6.0,
         checkpoint_every=200,
-        evaluate_every=500,
-        held_out_blocks=512,
+        evaluate_every=1000,
+        held_out_blocks=24,
         seed=20261201,
     )
 
@@ -96,7 +96,7 @@ def train_drafter(
         minutes,
     )
     trainer.run()
-    result = trainer.evaluate()
+    result = trainer.held_out_figures or trainer.evaluate()
     out = work / "drafter"
     num_parameters = export_drafter(model, out)
     summary = {**asdict(recipe), **result, "num_rows": len(rows), "num_parameters": num_parameters}
