@@ -6,10 +6,12 @@ The run is a pure function of the seed and the step count. It writes a resumable
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from drafter.training.demo.corpus import Conversation
-from drafter.training.demo.tokenizer import END_OF_TEXT, MASK, TURN_END
+from drafter.training.demo.tokenizer import END_OF_TEXT, MASK, TURN_END, token_id
 
 IGNORED = -100
 
@@ -62,8 +64,8 @@ class TargetRecipe:
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
-            pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+            eos_token_id=token_id(tokenizer, TURN_END),
+            pad_token_id=token_id(tokenizer, END_OF_TEXT),
         )
 
 
@@ -180,6 +182,62 @@ def held_out_loss(model: Qwen3ForCausalLM, examples: list[Example], limit: int =
     return total / max(1.0, count)
 
 
+def endless(
+    examples: list[Example], recipe: TargetRecipe, seed: int, skip: int
+) -> Iterator[list[Example]]:
+    """Yield batches epoch after epoch, the first ``skip`` left out."""
+    for epoch in itertools.count():
+        groups = batches(examples, recipe.tokens_per_step, random.Random(seed + epoch))
+        yield from groups[skip:]
+        skip = max(0, skip - len(groups))
+
+
+def is_raw(step: int, share: float) -> bool:
+    """Whether a step draws raw source; a function of the step alone, so resuming repeats it."""
+    return math.floor((step + 1) * share) > math.floor(step * share)
+
+
+def restore(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+    """Load a checkpoint if there is one; returns the steps done. Mutates model and optimizers."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])
+
+
+def store(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int) -> None:
+    """Write a checkpoint in place of the old one."""
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "step": step,
+    }
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+
+
+def update(
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    group: list[Example],
+    rate: float,
+) -> float:
+    """Take one optimizer step; returns the loss."""
+    for optimizer in optimizers:
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = rate
+    loss = batch_loss(model, group)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
 def train_target(
     tokenizer: PreTrainedTokenizerFast,
     conversations: list[Example],
@@ -188,7 +246,7 @@ def train_target(
     recipe: TargetRecipe,
     work: Path,
 ) -> Qwen3ForCausalLM:
-    """Run or resume the training; returns the model in float32 with bf16-rounded weights."""
+    """Run or resume the training; returns the model in float32 and writes ``work/target``."""
     torch.manual_seed(recipe.seed)
     config = recipe.config(tokenizer)
     config._attn_implementation = "sdpa"
@@ -196,59 +254,23 @@ def train_target(
     num_parameters = sum(p.numel() for p in model.parameters())
     optimizers = make_optimizers(model, recipe)
     state_path = work / "target_state.pt"
-    step, conversation_epoch, raw_epoch = 0, 0, 0
-    if state_path.exists():
-        state = torch.load(state_path, weights_only=True)
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        step = state["step"]
+    step = restore(state_path, model, optimizers)
     print(f"target: {num_parameters / 1e6:.2f}M parameters, step {step}/{recipe.steps}", flush=True)
-
-    def stream(examples: list[Example], seed: int, skip: int):  # noqa: ANN202
-        epoch = 0
-        while True:
-            for group in batches(examples, recipe.tokens_per_step, random.Random(seed + epoch)):
-                if skip > 0:
-                    skip -= 1
-                    continue
-                yield group
-            epoch += 1
-
-    # Which stream a step draws from is a function of the step alone, so a resumed run sees the same data.
-    def is_raw(at: int) -> bool:
-        return math.floor((at + 1) * recipe.raw_share) > math.floor(at * recipe.raw_share)
-
-    raw_epoch = sum(is_raw(s) for s in range(step))
-    conversation_epoch = step - raw_epoch
-    chats = stream(conversations, recipe.seed, conversation_epoch)
-    raws = stream(raw, recipe.seed + 1000, raw_epoch)
-    began, seen = time.time(), 0
+    num_raw = sum(is_raw(done, recipe.raw_share) for done in range(step))
+    chats = endless(conversations, recipe, recipe.seed, step - num_raw)
+    raws = endless(raw, recipe, recipe.seed + 1000, num_raw)
+    began, num_seen = time.time(), 0
     while step < recipe.steps:
-        for optimizer in optimizers:
-            for parameters in optimizer.param_groups:
-                parameters["lr"] = learning_rate(step, recipe)
-        group = next(raws) if is_raw(step) else next(chats)
-        loss = batch_loss(model, group)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        seen += sum(len(e.token_ids) for e in group)
+        group = next(raws) if is_raw(step, recipe.raw_share) else next(chats)
+        loss = update(model, optimizers, group, learning_rate(step, recipe))
+        num_seen += sum(len(e.token_ids) for e in group)
         step += 1
         if step % 20 == 0:
-            rate = seen / (time.time() - began)
-            print(f"step {step}/{recipe.steps} loss {loss.item():.3f} {rate:.0f} tok/s", flush=True)
+            rate = num_seen / (time.time() - began)
+            print(f"step {step}/{recipe.steps} loss {loss:.3f} {rate:.0f} tok/s", flush=True)
         if step % recipe.checkpoint_every == 0 or step == recipe.steps:
             print(f"step {step} held-out loss {held_out_loss(model, held_out):.4f}", flush=True)
-            state = {
-                "model": model.state_dict(),
-                "optimizers": [o.state_dict() for o in optimizers],
-                "step": step,
-            }
-            torch.save(state, state_path.with_suffix(".tmp"))
-            state_path.with_suffix(".tmp").replace(state_path)
+            store(state_path, model, optimizers, step)
     save_target(model, tokenizer, work / "target", recipe)
     return model
 
@@ -267,10 +289,11 @@ def save_target(
         pad_token_id=model.config.pad_token_id,
     )
     weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
-    copy = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
+    copy = Qwen3ForCausalLM(model.config)
+    copy.bfloat16()
     copy.load_state_dict(weights)
     copy.generation_config = model.generation_config
     copy.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    assert tokenizer.convert_tokens_to_ids(MASK) == 3
+    assert token_id(tokenizer, MASK) == 3
     (path / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")

@@ -18,7 +18,10 @@ TURN_END = "<|im_end|>"
 MASK = "<|mask|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END, MASK]
 
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -63,6 +66,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     return fast
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """Return the id of one token of the vocabulary."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int)
+    return number
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer saved beside a model."""
-    return PreTrainedTokenizerFast.from_pretrained(path)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
+    return tokenizer
