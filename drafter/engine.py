@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from dflash_ops.attention import AttentionRow, StepAttention, build_group
+from dflash_ops.fused_layer import RotaryTables, packed_layers
 from dflash_ops.norms import fuse_rms_norms
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
@@ -39,6 +40,7 @@ class DrafterEngine:
     ) -> None:
         fuse_rms_norms(model)
         self.model = model
+        self._layers = packed_layers(model.layers)
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pool = feature_pool
@@ -100,14 +102,21 @@ class DrafterEngine:
             config.num_key_value_heads or config.num_attention_heads
         )
         step = StepAttention(self.pool, [build_group(attention_rows, heads_per_kv, self.dtype)])
-        ids = torch.tensor(token_ids, device=device)
-        hidden = self.model(
-            embedding(ids, self.borrowed.embedding)[None],
-            torch.tensor(positions, device=device)[None],
-            step=step,
-        )[0]
+        hidden = self._pass(token_ids, positions, step)
         logits = linear(hidden[torch.tensor(wanted, device=device)], self.borrowed.head)
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
         chosen: list[int] = choose_tokens(logits, runs).tolist()
         return [chosen[run.start : run.end] for run in runs]
+
+    def _pass(self, token_ids: list[int], positions: list[int], step: StepAttention) -> Tensor:
+        """Draft layers and final norm over packed block tokens: ``[T, H]``."""
+        model, device = self.model, self.pool.device
+        ids = torch.tensor(token_ids, device=device)
+        hidden = embedding(ids, self.borrowed.embedding) * model.embedding_scale
+        cos, sin = model.rotary_emb(hidden[None], torch.tensor(positions, device=device)[None])
+        rotary = RotaryTables(cos, sin)
+        for layer in self._layers:
+            hidden = layer(hidden, rotary, step)
+        normed: Tensor = model.norm(hidden)
+        return normed

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash_ops.attention import GATHERED, StepAttention
+from dflash_ops.fused_layer import RotaryTables, packed_layers
 from dflash_ops.norms import fuse_rms_norms
 from dflash_wire.errors import ConfigError
 
@@ -73,6 +74,7 @@ class TargetModel:
             raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
         self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
         fuse_rms_norms(self.model)
+        self._layers = packed_layers(self.model.model.layers)
         self.device = device
         self.dtype = dtype
         config = self.config
@@ -105,18 +107,18 @@ class TargetModel:
             hidden states after the final norm ``[T, H]`` and target features ``[T, K*H]``.
         """
         base = self.model.model
-        hidden = base.embed_tokens(token_ids[None])
-        position_ids = positions[None]
-        position_embeddings = base.rotary_emb(hidden, position_ids)
-        tapped: dict[int, Tensor] = {}
+        hidden = base.embed_tokens(token_ids)
+        cos, sin = base.rotary_emb(hidden[None], positions[None])
+        rotary = RotaryTables(cos, sin)
         wanted = set(target_layer_ids)
-        for index, layer in enumerate(base.layers):
-            hidden = layer(hidden, position_embeddings=position_embeddings, step=step)
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotary, step)
             if index in wanted:
                 tapped[index] = hidden
-        features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)[0]
+        features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)
         normed: Tensor = base.norm(hidden)
-        return normed[0], features
+        return normed, features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""

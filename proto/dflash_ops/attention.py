@@ -141,6 +141,38 @@ def _attend(
     return unfolded.reshape(rows * width, num_heads, head_dim)
 
 
+def attend_packed(
+    query: Tensor, step_kv: Tensor, step: StepAttention, layer_idx: int, scale: float
+) -> Tensor:
+    """Attention of all packed tokens in one layer; records ``step_kv`` in ``step``.
+
+    Args:
+        query: ``[T, H, D]``, rotated.
+        step_kv: ``[T, 2, G, D]`` of this step's own tokens.
+        step: metadata of the pass.
+        layer_idx: selects the pool's layer.
+        scale: softmax scale.
+
+    Returns:
+        ``[T, H, D]``.
+    """
+    step.step_kv.append(step_kv)
+    pool = step.pool.data[layer_idx]
+    query, step_kv = query.contiguous(), step_kv.contiguous()
+    if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
+        return _attend(step.groups[0], query, step_kv, pool, scale)
+    out = torch.empty_like(query)
+    for group in step.groups:
+        part = group.gather_index if group.packed_slice is None else group.packed_slice
+        assert part is not None
+        attended = _attend(group, query[part], step_kv[part], pool, scale)
+        if group.packed_slice is not None:
+            out[group.packed_slice] = attended
+        else:
+            out[group.packed_index] = attended[group.scatter_index]
+    return out
+
+
 def gathered_attention(
     module: nn.Module,
     query: Tensor,
@@ -153,7 +185,7 @@ def gathered_attention(
     step: StepAttention,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function in transformers' form.
+    """``attend_packed`` in the form of transformers' attention functions.
 
     Args:
         module: the attention layer; ``layer_idx`` selects the pool's layer.
@@ -168,28 +200,9 @@ def gathered_attention(
     Returns:
         ``[1, T, H, D]`` and None.
     """
-    kv = torch.stack([key[0], value[0]], dim=1).permute(2, 1, 0, 3)  # [T, 2, G, D]
-    step.step_kv.append(kv)
-    pool = step.pool.data[module.layer_idx]  # type: ignore[index]
-    packed_query = query[0].transpose(0, 1)  # [T, H, D]
-    if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
-        return _attend(step.groups[0], packed_query.contiguous(), kv.contiguous(), pool, scaling)[
-            None
-        ], None
-    out = torch.empty_like(packed_query, memory_format=torch.contiguous_format)
-    for group in step.groups:
-        if group.packed_slice is not None:
-            part = group.packed_slice
-            out[part] = _attend(
-                group, packed_query[part].contiguous(), kv[part].contiguous(), pool, scaling
-            )
-            continue
-        assert group.gather_index is not None and group.packed_index is not None
-        attended = _attend(
-            group, packed_query[group.gather_index], kv[group.gather_index], pool, scaling
-        )
-        out[group.packed_index] = attended[group.scatter_index]
-    return out[None], None
+    step_kv = torch.stack([key[0], value[0]], dim=1).permute(2, 1, 0, 3)  # [T, 2, G, D]
+    layer_idx: int = module.layer_idx  # type: ignore[assignment]
+    return attend_packed(query[0].transpose(0, 1), step_kv, step, layer_idx, scaling)[None], None
 
 
 AttentionInterface.register(GATHERED, gathered_attention)

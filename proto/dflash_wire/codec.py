@@ -7,9 +7,9 @@ from typing import Any
 import msgpack
 
 from dflash_wire.records import (
+    CycleStats,
     DraftResult,
     GenerationRequest,
-    GenerationStats,
     Ingest,
     Row,
     SamplingParams,
@@ -106,16 +106,14 @@ def decode_result(frame: bytes) -> StepResult:
     return StepResult(*unpack(frame))
 
 
-def _stats(s: GenerationStats) -> tuple[Any, ...]:
+def _cycle(c: CycleStats) -> tuple[int, int, int, float, float, float]:
     return (
-        s.policy,
-        s.num_cycles,
-        s.num_draft_tokens,
-        s.num_accepted_drafts,
-        s.committed_per_cycle,
-        s.draft_ms,
-        s.verify_ms,
-        s.overhead_ms,
+        c.num_draft_tokens,
+        c.num_accepted_drafts,
+        c.num_committed,
+        c.draft_ms,
+        c.verify_ms,
+        c.overhead_ms,
     )
 
 
@@ -127,7 +125,7 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
                 c.request_id,
                 c.token_ids,
                 c.finish_reason,
-                None if c.stats is None else _stats(c.stats),
+                None if c.cycle is None else _cycle(c.cycle),
                 c.error,
             )
             for c in chunks
@@ -138,8 +136,8 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
     """Decode ``encode_chunks``."""
     return [
-        TokenChunk(rid, ids, reason, None if stats is None else GenerationStats(*stats), error)
-        for rid, ids, reason, stats, error in unpack(frame)
+        TokenChunk(rid, ids, reason, None if cycle is None else CycleStats(*cycle), error)
+        for rid, ids, reason, cycle, error in unpack(frame)
     ]
 
 

@@ -9,7 +9,7 @@ Units: positions and counts in tokens, times in milliseconds unless the name say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -52,11 +52,37 @@ class GenerationRequest:
     """Where the coordinator pushes this request's ``TokenFrame``s; empty in-process."""
 
 
+@dataclass(frozen=True, slots=True)
+class CycleStats:
+    """One draft, verify and commit of one sequence."""
+
+    num_draft_tokens: int
+    num_accepted_drafts: int
+    """Accepted drafts that were committed: drafts behind a stop token or the length do not count."""
+    num_committed: int
+    """Output tokens of this cycle alone, bonus included."""
+    draft_ms: float
+    verify_ms: float
+    overhead_ms: float
+    """The rest of the cycle's wall time, which begins at the end of the sequence's previous cycle
+    if that was in the step before, else with the step's planning."""
+
+    def clipped(self, num_committed: int) -> CycleStats:
+        """Return this cycle as it counts when only its first ``num_committed`` tokens are kept."""
+        if num_committed >= self.num_committed:
+            return self
+        num_accepted_drafts = min(self.num_accepted_drafts, num_committed)
+        return replace(self, num_committed=num_committed, num_accepted_drafts=num_accepted_drafts)
+
+
 @dataclass(slots=True)
 class GenerationStats:
-    """What one sequence cost; times are sums over its cycles."""
+    """What one sequence cost; times are sums over its cycles.
 
-    policy: str = ""
+    Whoever reads a sequence's chunks adds their cycles up. Tokens that a prefill sampled are no part
+    of it: ``sum(committed_per_cycle)`` plus those is the number of output tokens.
+    """
+
     num_cycles: int = 0
     num_draft_tokens: int = 0
     num_accepted_drafts: int = 0
@@ -64,6 +90,16 @@ class GenerationStats:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     overhead_ms: float = 0.0
+
+    def add(self, cycle: CycleStats) -> None:
+        """Add one cycle. Mutates."""
+        self.num_cycles += 1
+        self.num_draft_tokens += cycle.num_draft_tokens
+        self.num_accepted_drafts += cycle.num_accepted_drafts
+        self.committed_per_cycle.append(cycle.num_committed)
+        self.draft_ms += cycle.draft_ms
+        self.verify_ms += cycle.verify_ms
+        self.overhead_ms += cycle.overhead_ms
 
     @property
     def acceptance_length(self) -> float:
@@ -79,8 +115,8 @@ class TokenChunk:
     token_ids: list[int]
     finish_reason: str | None = None
     """Set on the request's last chunk only."""
-    stats: GenerationStats | None = None
-    """Set on the request's last chunk only."""
+    cycle: CycleStats | None = None
+    """The cycle that committed ``token_ids``; None for a token that a prefill sampled."""
     error: dict[str, str | None] | None = None
     """Set when the request failed (``errors.error_to_wire``); then it is the last chunk."""
 
