@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dflash_wire.errors import EngineUnavailableError, RequestCancelledError, error_from_wire
 from dflash_wire.records import GenerationStats, TokenChunk
 from gateway.detokenize import SequenceText
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, SequenceMeter
 from gateway.state import GatewayState
 from gateway.validation import SequencePlan
 
@@ -26,7 +26,7 @@ class TextPiece:
     finish_reason: str | None = None
     """Set on the sequence's last piece only."""
     stats: GenerationStats | None = None
-    """Set on the last piece, unless a stop string ended the sequence before the engine did."""
+    """Set on the sequence's last piece only."""
 
 
 TextPieces = AsyncGenerator[TextPiece, None]
@@ -46,15 +46,14 @@ async def sequence_pieces(
     text = SequenceText(
         state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
     )
+    stats = GenerationStats()
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids))
     last: TextPiece | None = None
     chunks: AsyncIterator[TokenChunk] | None = None
     try:
         chunks = state.engine.generate(plan.request)
         async for chunk in chunks:
-            tokens_before = text.num_tokens
-            piece = _advance(plan.index, text, chunk)
-            meter.add_chunk(text.num_tokens - tokens_before)
+            piece = _advance(plan.index, text, stats, meter, chunk)
             if piece.finish_reason is not None:
                 last = piece
                 break
@@ -66,18 +65,32 @@ async def sequence_pieces(
         # Nobody here cancelled it: for the client this is a failure that may pass.
         raise EngineUnavailableError("The engine dropped the request; send it again.") from error
     finally:
-        meter.finish(last.stats if last else None)
+        meter.finish()
         await close_chunks(chunks)
     if last is None:
         raise EngineUnavailableError("The engine ended the stream too early; send it again.")
     yield last
 
 
-def _advance(index: int, text: SequenceText, chunk: TokenChunk) -> TextPiece:
+def _advance(
+    index: int,
+    text: SequenceText,
+    stats: GenerationStats,
+    meter: SequenceMeter,
+    chunk: TokenChunk,
+) -> TextPiece:
+    """Take in a chunk, or its beginning when the sequence ends inside. Mutates all but the chunk."""
+    tokens_before = text.num_tokens
     new_text = text.push(chunk.token_ids)
     if chunk.finish_reason is not None:
         new_text += text.finish(chunk.finish_reason)
-    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, chunk.stats)
+    num_new_tokens = text.num_tokens - tokens_before
+    cycle = None if chunk.cycle is None else chunk.cycle.clipped(num_new_tokens)
+    meter.add_chunk(num_new_tokens, cycle)
+    if cycle is not None:
+        stats.add(cycle)
+    last_stats = None if text.finish_reason is None else stats
+    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, last_stats)
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

@@ -3,8 +3,8 @@
 Queries for what is derived, not counted (``[5m]`` as wanted):
     acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
     acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
-Cycles are reported by the engine with a sequence's last chunk, so sequences that were cancelled or
-cut at a stop string inside the gateway add tokens but no cycles.
+Cycles are counted when their chunk arrives, those of cancelled sequences too. One in which a stop
+string ends the sequence counts with its tokens up to the one that completed the stop string.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from dflash_wire.records import GenerationStats
+from dflash_wire.records import CycleStats
 
 Clock = Callable[[], float]
 
@@ -46,6 +46,8 @@ class GatewayMetrics:
         self._accepted_drafts = self._counter(
             "dflash_accepted_drafts", "Accepted drafts by position in the block.", "position"
         )
+        self._accepted_at: list[Counter] = []
+        """``_accepted_drafts`` of positions 1, 2, ...: labels are looked up once, not per cycle."""
         self._seconds = {
             part: self._counter(f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.")
             for part in ("draft", "verify", "overhead")
@@ -97,16 +99,18 @@ class GatewayMetrics:
         if seconds_per_token is not None:
             self._time_per_output_token.observe(seconds_per_token)
 
-    def observe_stats(self, stats: GenerationStats) -> None:
-        """Record what the engine reports at the end of a sequence."""
-        self._cycles.inc(stats.num_cycles)
-        self._committed.inc(sum(stats.committed_per_cycle))
-        self._draft_tokens.inc(stats.num_draft_tokens)
-        self._seconds["draft"].inc(stats.draft_ms / 1000)
-        self._seconds["verify"].inc(stats.verify_ms / 1000)
-        self._seconds["overhead"].inc(stats.overhead_ms / 1000)
-        for position, count in enumerate(accepted_by_position(stats.committed_per_cycle), start=1):
-            self._accepted_drafts.labels(str(position)).inc(count)
+    def observe_cycle(self, cycle: CycleStats) -> None:
+        """Record one cycle of any sequence."""
+        self._cycles.inc()
+        self._committed.inc(cycle.num_committed)
+        self._draft_tokens.inc(cycle.num_draft_tokens)
+        self._seconds["draft"].inc(cycle.draft_ms / 1000)
+        self._seconds["verify"].inc(cycle.verify_ms / 1000)
+        self._seconds["overhead"].inc(cycle.overhead_ms / 1000)
+        for position in range(len(self._accepted_at), cycle.num_accepted_drafts):
+            self._accepted_at.append(self._accepted_drafts.labels(str(position + 1)))
+        for counter in self._accepted_at[: cycle.num_accepted_drafts]:
+            counter.inc()
 
 
 class SequenceMeter:
@@ -119,10 +123,12 @@ class SequenceMeter:
         self._last_chunk_at = arrived
         self._num_tokens = 0
 
-    def add_chunk(self, num_tokens: int) -> None:
-        """Note that a chunk with ``num_tokens`` output tokens is here."""
+    def add_chunk(self, num_tokens: int, cycle: CycleStats | None) -> None:
+        """Note that a chunk with ``num_tokens`` output tokens is here; ``cycle`` committed them."""
         if num_tokens == 0:
             return
+        if cycle is not None:
+            self._metrics.observe_cycle(cycle)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)
@@ -130,12 +136,10 @@ class SequenceMeter:
         self._last_chunk_at = now
         self._num_tokens += num_tokens
 
-    def finish(self, stats: GenerationStats | None) -> None:
-        """Record the sequence; ``stats`` is None if the engine did not get to report."""
+    def finish(self) -> None:
+        """Record the sequence, however it ended."""
         self._metrics.running.dec()
         self._metrics.observe_sequence(self._num_tokens, self._seconds_per_token())
-        if stats is not None:
-            self._metrics.observe_stats(stats)
 
     def _seconds_per_token(self) -> float | None:
         if self._first_chunk is None:
@@ -143,12 +147,3 @@ class SequenceMeter:
         first_at, first_tokens = self._first_chunk
         later_tokens = self._num_tokens - first_tokens
         return (self._last_chunk_at - first_at) / later_tokens if later_tokens else None
-
-
-def accepted_by_position(committed_per_cycle: list[int]) -> list[int]:
-    """Return how many cycles accepted the draft at position 1, 2, ... of their block.
-
-    A cycle that committed ``c`` tokens accepted the drafts at positions ``1 .. c - 1``.
-    """
-    widest = max(committed_per_cycle, default=1)
-    return [sum(c > position for c in committed_per_cycle) for position in range(1, widest)]

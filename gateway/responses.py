@@ -119,20 +119,20 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: str | None = None
-    stats: GenerationStats | None = None
+    stats: GenerationStats = field(default_factory=GenerationStats)
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
         self.num_tokens = piece.num_tokens
         self.finish_reason = piece.finish_reason
-        self.stats = piece.stats
+        self.stats = piece.stats or self.stats
 
 
 class ResponseBuilder:
     """Builds one response from the pieces of its sequences. Owner: one HTTP request.
 
     Args:
-        default_policy: reported for sequences that name no policy and have no stats.
+        default_policy: what the engine applies to sequences that name no policy.
         wants_stats: add the ``dflash`` object.
         wants_usage_chunk: end a stream with a chunk that holds the usage.
     """
@@ -230,19 +230,11 @@ class ResponseBuilder:
         return stats[0] if len(stats) == 1 else stats
 
 
-def stats_object(plan: SequencePlan, stats: GenerationStats | None, default_policy: str) -> Json:
-    """Return the ``dflash`` object of one sequence.
-
-    The engine reports with its last chunk. A sequence that was cut at a stop string before that has
-    no report: its counts and times are null.
-    """
+def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str) -> Json:
+    """Return the ``dflash`` object of one sequence."""
     policy = plan.request.policy or default_policy
-    seed = plan.request.sampling.seed
-    if stats is None:
-        unknown = dict.fromkeys(_STATS_FIELDS)
-        return {"policy": policy, "seed": seed, **unknown}
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
-    return {"policy": stats.policy or policy, "seed": seed, **values}
+    return {"policy": policy, "seed": plan.request.sampling.seed, **values}
 
 
 _STATS_FIELDS = (

@@ -148,9 +148,11 @@ class BatchRunner:
         text, finish_reason, stats = "", "", GenerationStats()
         for chunk in self._engine.generate(request):
             text += output.push(chunk.token_ids)
-            if chunk.finish_reason is not None and chunk.stats is not None:
+            if chunk.cycle is not None:
+                stats.add(chunk.cycle)
+            if chunk.finish_reason is not None:
                 text += output.finish(chunk.finish_reason)
-                finish_reason, stats = chunk.finish_reason, chunk.stats
+                finish_reason = chunk.finish_reason
         return {
             "id": item.id,
             "text": text,

@@ -51,7 +51,7 @@ def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRea
 def commit_row(
     sequence: Sequence, row: Row, token_ids: list[int], feature_offset: int
 ) -> RowCommit:
-    """Commit one row's tokens. Mutates tokens, cache state and cycle statistics.
+    """Commit one row's tokens. Mutates tokens and cache state.
 
     Args:
         sequence: the row's owner.
@@ -69,10 +69,4 @@ def commit_row(
         sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
     if row.is_prefill:
         return RowCommit(committed, finish_reason, 0)
-    num_accepted_drafts = min(len(token_ids) - 1, len(committed))
-    stats = sequence.stats
-    stats.num_cycles += 1
-    stats.num_draft_tokens += row.width - 1
-    stats.num_accepted_drafts += num_accepted_drafts
-    stats.committed_per_cycle.append(len(committed))
-    return RowCommit(committed, finish_reason, num_accepted_drafts)
+    return RowCommit(committed, finish_reason, min(len(token_ids) - 1, len(committed)))

@@ -17,7 +17,7 @@ from dflash_wire.errors import (
     error_to_wire,
 )
 from dflash_wire.ports import EngineLimits, StepRing, TokenSink
-from dflash_wire.records import GenerationRequest, StepResult, TokenChunk
+from dflash_wire.records import CycleStats, GenerationRequest, Row, StepResult, TokenChunk
 from gateway.coordinator.commit import RowCommit, check_result, commit_row
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.planner import PlannedStep, Planner
@@ -38,7 +38,7 @@ class Coordinator:
     may call ``submit``, ``cancel``, ``close`` and ``snapshot``. The ring and the sink are called by
     the driver only.
 
-    Every request ends in exactly one last chunk (a finish reason with statistics, or an error);
+    Every request ends in exactly one last chunk (a finish reason or an error);
     a cancelled one gets no further chunk. Executors are caches: after a failed step every surviving
     sequence prefills again, so nothing in their pools is trusted.
 
@@ -81,7 +81,7 @@ class Coordinator:
             accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1)
         )
         self._outbox: list[tuple[Sequence, TokenChunk]] = []
-        self._last_cycles: list[Sequence] = []
+        self._last_cycle_ids: set[int] = set()
         self._last_commit_at = 0.0
         self._has_shut_down = False
 
@@ -168,7 +168,6 @@ class Coordinator:
             self._end_all(EngineUnavailableError(SHUTTING_DOWN))
             self._has_shut_down = True
             return False
-        self._charge_idle_overhead(started)
         if not self._planner.has_work:
             return False
         planned = self._planner.plan(self._counters.num_steps)
@@ -211,9 +210,8 @@ class Coordinator:
         self._counters.commit_ms += 1e3 * (self._clock() - ring_ended)
 
     def _commit(self, planned: PlannedStep, result: StepResult, started: float) -> None:
-        """Commit all rows, then charge the step's time, so that last chunks carry all of it."""
-        commits: list[tuple[Sequence, RowCommit]] = []
-        self._last_cycles = []
+        """Commit all rows, then take the time, so that their cycles carry all of the step's."""
+        commits: list[tuple[Sequence, Row, RowCommit]] = []
         feature_offset = planned.plan.feature_base
         for sequence, row, token_ids in zip(
             planned.sequences, planned.plan.rows, result.committed_token_ids, strict=True
@@ -221,41 +219,40 @@ class Coordinator:
             try:
                 commit = commit_row(sequence, row, token_ids, feature_offset)
                 self._counters.count_row(row, commit)
-                commits.append((sequence, commit))
-                if not row.is_prefill:
-                    self._last_cycles.append(sequence)
+                commits.append((sequence, row, commit))
             except Exception as error:
                 logger.exception("request_id=%s cannot commit", sequence.request.request_id)
                 self._end_with_error(sequence, error)
             feature_offset += row.num_positions
-        self._charge_cycles(result, started)
-        for sequence, commit in commits:
-            self._emit(sequence, commit)
+        last_commit_at, self._last_commit_at = self._last_commit_at, self._clock()
+        last_cycle_ids, self._last_cycle_ids = self._last_cycle_ids, set()
+        for sequence, row, commit in commits:
+            cycle = None
+            if not row.is_prefill:
+                # Consecutive cycles follow each other without a gap: publishing counts as well.
+                began = last_commit_at if sequence.seq_id in last_cycle_ids else started
+                cycle = self._cycle(row, commit, result, began)
+                sequence.stats.add(cycle)
+                self._last_cycle_ids.add(sequence.seq_id)
+            self._emit(sequence, commit, cycle)
 
-    def _charge_cycles(self, result: StepResult, started: float) -> None:
-        self._last_commit_at = self._clock()
-        executor_ms = result.draft_ms + result.verify_ms
-        overhead_ms = max(0.0, 1e3 * (self._last_commit_at - started) - executor_ms)
-        for sequence in self._last_cycles:
-            sequence.stats.draft_ms += result.draft_ms
-            sequence.stats.verify_ms += result.verify_ms
-            sequence.stats.overhead_ms += overhead_ms
+    def _cycle(self, row: Row, commit: RowCommit, result: StepResult, began: float) -> CycleStats:
+        wall_ms = 1e3 * (self._last_commit_at - began)
+        return CycleStats(
+            num_draft_tokens=row.width - 1,
+            num_accepted_drafts=commit.num_accepted_drafts,
+            num_committed=len(commit.token_ids),
+            draft_ms=result.draft_ms,
+            verify_ms=result.verify_ms,
+            overhead_ms=max(0.0, wall_ms - result.draft_ms - result.verify_ms),
+        )
 
-    def _charge_idle_overhead(self, started: float) -> None:
-        """Charge the time from the last commit to this planning to cycles that go on."""
-        overhead_ms = 1e3 * (started - self._last_commit_at)
-        for sequence in self._last_cycles:
-            if sequence.seq_id in self._planner.running:
-                sequence.stats.overhead_ms += overhead_ms
-        self._last_cycles = []
-
-    def _emit(self, sequence: Sequence, commit: RowCommit) -> None:
+    def _emit(self, sequence: Sequence, commit: RowCommit, cycle: CycleStats | None) -> None:
         if not commit.token_ids:
             return
-        chunk = TokenChunk(sequence.request.request_id, commit.token_ids)
+        chunk = TokenChunk(sequence.request.request_id, commit.token_ids, cycle=cycle)
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value
-            chunk.stats = sequence.stats
             self._counters.num_finished += 1
             self._end(sequence)
         self._outbox.append((sequence, chunk))

@@ -23,7 +23,7 @@ class BlockPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """What clients call it, and what their statistics report."""
+        """What clients call it."""
 
     def width(self, stats: GenerationStats, num_verify_rows: int) -> int:
         """Return the width of the sequence's next cycle, before clipping at its length limit.

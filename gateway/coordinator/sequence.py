@@ -55,7 +55,7 @@ class Sequence:
         self.is_decoding = False
         self.is_cancelled = False
         self.pending_ingest: PendingIngest | None = None
-        self.stats = GenerationStats(policy=policy.name)
+        self.stats = GenerationStats()
 
     @property
     def num_committed(self) -> int:

@@ -58,7 +58,7 @@ class CycleStats:
 
     num_draft_tokens: int
     num_accepted_drafts: int
-    """Accepted drafts that were committed: drafts behind a stop token or the length do not count."""
+    """Drafts that were accepted and committed: those behind a stop or the length do not count."""
     num_committed: int
     """Output tokens of this cycle alone, bonus included."""
     draft_ms: float
@@ -79,8 +79,8 @@ class CycleStats:
 class GenerationStats:
     """What one sequence cost; times are sums over its cycles.
 
-    Whoever reads a sequence's chunks adds their cycles up. Tokens that a prefill sampled are no part
-    of it: ``sum(committed_per_cycle)`` plus those is the number of output tokens.
+    Whoever reads a sequence's chunks adds their cycles up. Tokens that prefills sampled are not in
+    it: with them, ``sum(committed_per_cycle)`` is the number of output tokens.
     """
 
     num_cycles: int = 0

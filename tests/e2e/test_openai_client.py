@@ -117,6 +117,10 @@ def test_stop_string_cuts_alike_under_every_policy(client: openai.OpenAI, model:
     for answer in answers:
         assert answer.choices[0].message.content == full[: full.index(stop)]
         assert answer.choices[0].finish_reason == "stop"
+        # The statistics end with the text; the first token is the prefill's.
+        num_committed = sum(answer.dflash["committed_per_cycle"])
+        assert num_committed + 1 == answer.usage.completion_tokens
+        assert None not in answer.dflash.values()
     assert answers[0].usage == answers[1].usage
 
 

@@ -66,11 +66,13 @@ class ServedApp:
 
 async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:
     token_ids: list[int] = []
+    stats = GenerationStats()
     async for chunk in engine.generate(request):
         token_ids += chunk.token_ids
+        if chunk.cycle is not None:
+            stats.add(chunk.cycle)
         if chunk.finish_reason is not None:
-            assert chunk.stats is not None
-            return Output(token_ids, chunk.finish_reason, chunk.stats)
+            return Output(token_ids, chunk.finish_reason, stats)
     raise AssertionError("the stream ended without a finish reason")
 
 

@@ -1,4 +1,4 @@
-"""Fakes of the coordinator's two ports.
+"""A fake engine with a toy target, and the bench that puts it around a coordinator.
 
 The toy target's next token is a hash of the seed and all tokens before it. ``FakeRing`` computes it
 from what its KV pool holds under a row's page table, so a wrong page, a missing position or a stale
@@ -7,9 +7,10 @@ slot changes the output or breaks one of the checks that every step makes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from recording_sink import RecordingSink
 
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import (
@@ -18,7 +19,6 @@ from dflash_wire.records import (
     SamplingParams,
     StepPlan,
     StepResult,
-    TokenChunk,
 )
 from gateway.coordinator import Coordinator
 
@@ -255,59 +255,6 @@ class FakeRing:
         self._write(row, [*row.token_ids, *drafts], offset, len(committed))
         history.extend(committed)
         return committed
-
-
-# ----- the sink ---------------------------------------------------------------------------------
-
-
-class RecordingSink:
-    """Collects chunks and notes protocol violations; ``wait_for_last`` serves thread tests."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[str, list[TokenChunk]] = {}
-        self.addresses: dict[str, set[str]] = {}
-        self.violations: list[str] = []
-        self.on_publish: Callable[[], None] = lambda: None
-        self._condition = threading.Condition()
-
-    def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
-        self.on_publish()
-        with self._condition:
-            for address, group in chunks.items():
-                for chunk in group:
-                    self._take(address, chunk)
-            self._condition.notify_all()
-
-    def _take(self, address: str, chunk: TokenChunk) -> None:
-        earlier = self.chunks.setdefault(chunk.request_id, [])
-        if earlier and is_last(earlier[-1]):
-            self.violations.append(f"{chunk.request_id} got a chunk after its last")
-        if not chunk.token_ids and chunk.error is None:
-            self.violations.append(f"{chunk.request_id} got an empty chunk")
-        if (chunk.stats is None) != (chunk.finish_reason is None):
-            self.violations.append(f"{chunk.request_id}: statistics belong to the last chunk")
-        earlier.append(chunk)
-        self.addresses.setdefault(chunk.request_id, set()).add(address)
-
-    def tokens(self, request_id: str) -> list[int]:
-        return [t for chunk in self.chunks.get(request_id, []) for t in chunk.token_ids]
-
-    def last(self, request_id: str) -> TokenChunk:
-        chunk = self.chunks[request_id][-1]
-        assert is_last(chunk), f"{request_id} did not end"
-        return chunk
-
-    def has_ended(self, request_id: str) -> bool:
-        chunks = self.chunks.get(request_id)
-        return bool(chunks) and is_last(chunks[-1])
-
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-        with self._condition:
-            return self._condition.wait_for(predicate, timeout_s)
-
-
-def is_last(chunk: TokenChunk) -> bool:
-    return chunk.finish_reason is not None or chunk.error is not None
 
 
 # ----- everything together ----------------------------------------------------------------------

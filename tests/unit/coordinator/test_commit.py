@@ -1,11 +1,11 @@
-"""Committing one row: clipping, cache state, cycle statistics."""
+"""Committing one row: clipping, cache state, accepted drafts."""
 
 from __future__ import annotations
 
 import pytest
 from coordinator_fakes import make_request
 
-from dflash_wire.records import FinishReason, Row
+from dflash_wire.records import CycleStats, FinishReason, Row
 from gateway.coordinator import parse_policy
 from gateway.coordinator.commit import clip, commit_row
 from gateway.coordinator.sequence import PendingIngest, Sequence
@@ -47,7 +47,7 @@ def test_verify_row_moves_the_anchor_and_leaves_an_ingest() -> None:
     assert (commit.token_ids, commit.finish_reason) == ([500, 501, 502], None)
     assert sequence.num_cached == sequence.anchor_position == 8
     assert sequence.pending_ingest == PendingIngest(40, 3, 5)
-    assert (sequence.stats.num_draft_tokens, sequence.stats.num_accepted_drafts) == (7, 2)
+    assert commit.num_accepted_drafts == 2
 
 
 @pytest.mark.parametrize(("stop", "num_kept"), [(500, 1), (503, 4), (506, 7), (507, 8)])
@@ -56,8 +56,10 @@ def test_only_committed_drafts_count_as_accepted(stop: int, num_kept: int) -> No
     sequence = decoding_sequence(6, 50, [stop])
     row = Row(0, sequence.token_ids[-1:], 5, [0, 1, 2, 3], width=8)
     commit = commit_row(sequence, row, list(range(500, 508)), 0)
-    assert commit.num_accepted_drafts == sequence.stats.num_accepted_drafts == min(7, num_kept)
-    assert sequence.stats.committed_per_cycle == [num_kept]
+    assert (len(commit.token_ids), commit.num_accepted_drafts) == (num_kept, min(7, num_kept))
+    # A gateway that cuts the whole cycle at the same token counts the same.
+    clipped = CycleStats(7, 7, 8, 0.0, 0.0, 0.0).clipped(num_kept)
+    assert clipped == CycleStats(7, commit.num_accepted_drafts, num_kept, 0.0, 0.0, 0.0)
     assert sequence.pending_ingest is None
 
 
@@ -71,4 +73,3 @@ def test_prefill_chunk_commits_nothing_until_it_samples() -> None:
     assert (sequence.num_cached, sequence.is_decoding) == (6, True)
     assert sequence.token_ids == [*prompt, 500]
     assert sequence.pending_ingest == PendingIngest(0, 2, 4)
-    assert sequence.stats.num_cycles == 0

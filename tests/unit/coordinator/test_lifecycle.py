@@ -99,8 +99,10 @@ def test_request_policy_overrides_the_default() -> None:
     bench.submit(make_request("a", policy="off"))
     bench.submit(make_request("b"))
     bench.run_until_idle()
-    names = [bench.sink.last(r).stats.policy for r in ("a", "b")]  # type: ignore[union-attr]
-    assert names == ["off", "static:8"]
+    rows = [row for plan in bench.ring.plans for row in plan.rows if not row.is_prefill]
+    widths = [[row.width for row in rows if row.seq_id == seq_id] for seq_id in (0, 1)]
+    assert set(widths[0]) == {1}
+    assert widths[1][0] == 8
 
 
 def test_cancel_while_waiting_running_and_unknown() -> None:
@@ -195,6 +197,10 @@ class StepClock:
         return self.now
 
 
+def overheads(bench: Bench, request_id: str) -> list[float]:
+    return [c.cycle.overhead_ms for c in bench.sink.chunks[request_id] if c.cycle is not None]
+
+
 def test_times_of_a_cycle() -> None:
     clock = StepClock()
     bench = Bench(drafter=always_wrong, policy="static:4", clock=clock)
@@ -210,14 +216,38 @@ def test_times_of_a_cycle() -> None:
     bench.sink.on_publish = publish_takes_3_ms
     bench.submit(make_request("r", 5, 4))
     bench.run_until_idle()
-    stats = bench.sink.last("r").stats
-    assert stats is not None and stats.num_cycles == 3
+    stats = bench.sink.stats("r")
+    assert stats.num_cycles == 3
     assert (stats.draft_ms, stats.verify_ms) == (6.0, 15.0)
-    # Each cycle waits 8 ms for 7 ms of work; the first two also last through their publishing.
-    assert stats.overhead_ms == pytest.approx(3 * 1.0 + 2 * 3.0)
+    # Each cycle waits 8 ms for 7 ms of work; the last two begin with publishing the one before.
+    assert overheads(bench, "r") == pytest.approx([1.0, 4.0, 4.0])
     totals = bench.coordinator.snapshot().totals
     assert totals.ring_ms == pytest.approx(4 * 8.0)
     assert (totals.draft_ms, totals.verify_ms) == (8.0, 20.0)
+
+
+def test_a_cycle_is_not_charged_for_steps_without_its_sequence() -> None:
+    clock = StepClock()
+    limits = make_limits(max_step_positions=17)
+    bench = Bench(limits, always_wrong, "static:16", clock=clock)
+    bench.ring.draft_ms, bench.ring.verify_ms = 2.0, 5.0
+
+    def run_takes_8_ms(plan: StepPlan) -> None:
+        clock.now += 0.008
+
+    bench.ring.on_run = run_takes_8_ms
+    bench.sink.on_publish = lambda: setattr(clock, "now", clock.now + 0.003)
+    for i in range(2):
+        bench.submit(make_request(f"r{i}", 5, 40, seed=i))
+    for _ in range(9):
+        bench.step()
+    # Only one draft block fits a step, so the two take turns.
+    assert [[row.seq_id for row in plan.rows] for plan in bench.ring.plans[-4:]] in (
+        [[0], [1], [0], [1]],
+        [[1], [0], [1], [0]],
+    )
+    for i in range(2):
+        assert overheads(bench, f"r{i}") == pytest.approx([1.0] * len(overheads(bench, f"r{i}")))
 
 
 def test_snapshot_counts() -> None:
@@ -231,15 +261,15 @@ def test_snapshot_counts() -> None:
     assert snapshot.num_free_pages < snapshot.num_pages == 256
     bench.run_until_idle()
     totals = bench.coordinator.snapshot().totals
-    stats = [bench.sink.last(f"r{i}").stats for i in range(3)]
+    stats = [bench.sink.stats(f"r{i}") for i in range(3)]
     assert totals.num_steps == len(bench.ring.plans)
     assert totals.num_finished == 3
     assert totals.num_committed_tokens == 63
     assert totals.num_prefill_tokens == 15
     assert totals.num_cycle_tokens == 60
-    assert totals.num_cycles == sum(s.num_cycles for s in stats if s)
-    assert totals.num_draft_tokens == sum(s.num_draft_tokens for s in stats if s)
-    assert totals.num_accepted_drafts == sum(s.num_accepted_drafts for s in stats if s)
+    assert totals.num_cycles == sum(s.num_cycles for s in stats)
+    assert totals.num_draft_tokens == sum(s.num_draft_tokens for s in stats)
+    assert totals.num_accepted_drafts == sum(s.num_accepted_drafts for s in stats)
     assert sum(totals.accepted_drafts_by_position) == totals.num_accepted_drafts
     assert totals.accepted_drafts_by_position[0] > totals.accepted_drafts_by_position[1] == 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from coordinator_fakes import RecordingSink, make_limits, make_request
+from coordinator_fakes import make_limits, make_request
+from recording_sink import RecordingSink
 
 from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator import Coordinator

@@ -12,7 +12,7 @@ import openai
 from fastapi import FastAPI
 
 from dflash_wire.errors import DFlashError
-from dflash_wire.records import GenerationRequest, GenerationStats, TokenChunk
+from dflash_wire.records import CycleStats, GenerationRequest, TokenChunk
 from gateway.metrics import GatewayMetrics
 
 Item = list[int] | TokenChunk | Exception | asyncio.Event
@@ -20,21 +20,19 @@ Encode = Callable[[str], list[int]]
 Serve = Callable[..., "Served"]
 Script = Callable[[GenerationRequest], list[Item]]
 
-STATS = GenerationStats(
-    policy="static:8",
-    num_cycles=3,
-    num_draft_tokens=21,
-    num_accepted_drafts=5,
-    committed_per_cycle=[4, 1, 3],
-    draft_ms=30.0,
-    verify_ms=60.0,
-    overhead_ms=1.5,
-)
+NUM_DRAFT_TOKENS = 31
+
+
+def cycle(token_ids: list[int], reason: str | None = None) -> TokenChunk:
+    """Return a cycle's chunk: all tokens but the bonus were drafted. Without tokens, no cycle."""
+    num_tokens = len(token_ids)
+    stats = CycleStats(NUM_DRAFT_TOKENS, num_tokens - 1, num_tokens, 10.0, 20.0, 0.5)
+    return TokenChunk("", token_ids, reason, stats if token_ids else None)
 
 
 def last(token_ids: list[int], reason: str = "stop") -> TokenChunk:
-    """Return a final chunk with stats."""
-    return TokenChunk("", token_ids, finish_reason=reason, stats=STATS)
+    """Return a cycle's chunk that ends the sequence."""
+    return cycle(token_ids, reason)
 
 
 class FakeEngine:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from gateway_fakes import Encode, Serve, last, sse_data
+from gateway_fakes import NUM_DRAFT_TOKENS, Encode, Serve, cycle, last, sse_data
 
 from dflash_wire.records import TokenChunk
 from gateway.state import GatewaySettings
@@ -30,7 +30,8 @@ async def test_openai_client_whole(serve: Serve, encode: Encode) -> None:
 
 
 async def test_openai_client_stream_with_usage_and_stats(serve: Serve, encode: Encode) -> None:
-    served = serve([encode("the quick"), encode(" brown"), last(encode(" fox"), "length")])
+    brown, fox = encode(" brown"), encode(" fox")
+    served = serve([encode("the quick"), cycle(brown), last(fox, "length")])
     stream = await served.openai.chat.completions.create(
         **CHAT,
         stream=True,
@@ -48,13 +49,15 @@ async def test_openai_client_stream_with_usage_and_stats(serve: Serve, encode: E
     assert finish.choices[0].delta.content is None
     assert usage.choices == []
     assert usage.usage.completion_tokens == len(encode("the quick brown fox"))
-    assert usage.dflash["acceptance_length"] == pytest.approx(8 / 3)
+    assert usage.dflash["policy"] == "static:4"
+    assert usage.dflash["acceptance_length"] == (len(brown) + len(fox)) / 2
     assert len({chunk.id for chunk in chunks}) == 1
     assert served.engine.requests[0].policy == "static:4"
 
 
 async def test_raw_stream(serve: Serve, encode: Encode) -> None:
-    served = serve([encode("the"), last(encode("<|im_end|>"))])
+    quick, end = encode(" quick"), encode("<|im_end|>")
+    served = serve([encode("the"), cycle([*quick, *quick]), last(end)])
     response = await served.chat(stream=True, dflash={"stats": True, "policy": None}, seed=5)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
@@ -64,21 +67,22 @@ async def test_raw_stream(serve: Serve, encode: Encode) -> None:
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": ""},
         {"content": "the"},
+        {"content": " quick quick"},
         {},
     ]
     assert all("usage" not in chunk for chunk in chunks)
-    assert [("dflash" in chunk) for chunk in chunks] == [False, False, True]
+    assert [("dflash" in chunk) for chunk in chunks] == [False, False, False, True]
     assert chunks[-1]["dflash"] == {
         "policy": "static:8",
         "seed": 5,
-        "num_cycles": 3,
-        "num_draft_tokens": 21,
-        "num_accepted_drafts": 5,
-        "acceptance_length": 8 / 3,
-        "committed_per_cycle": [4, 1, 3],
-        "draft_ms": 30.0,
-        "verify_ms": 60.0,
-        "overhead_ms": 1.5,
+        "num_cycles": 2,
+        "num_draft_tokens": 2 * NUM_DRAFT_TOKENS,
+        "num_accepted_drafts": 2 * len(quick) - 1,
+        "acceptance_length": (2 * len(quick) + 1) / 2,
+        "committed_per_cycle": [2 * len(quick), 1],
+        "draft_ms": 20.0,
+        "verify_ms": 40.0,
+        "overhead_ms": 1.0,
     }
 
 
@@ -166,7 +170,8 @@ async def test_roles_and_parts(serve: Serve, encode: Encode) -> None:
 async def test_stop_string_across_chunks_ends_the_request(serve: Serve, encode: Encode) -> None:
     before = encode("the quick bro")
     completing, after = [*encode("w"), *encode("n")], encode(" fox jumps")
-    served = serve([before, [*completing, *after], encode(" over"), last(encode(" never"))])
+    script = [before, cycle([*completing, *after]), encode(" over"), last(encode(" never"))]
+    served = serve(script)
     body = (await served.chat(stop=["brown"], dflash={"stats": True})).json()
     assert body["choices"][0]["message"]["content"] == "the quick "
     assert body["choices"][0]["finish_reason"] == "stop"
@@ -174,9 +179,19 @@ async def test_stop_string_across_chunks_ends_the_request(serve: Serve, encode: 
     assert body["usage"]["completion_tokens"] == len(before) + len(completing)
     assert served.engine.num_yielded == 2
     assert served.engine.num_open == 0
-    # The engine reports with its last chunk, which nobody waited for.
-    assert body["dflash"]["policy"] == "static:8"
-    assert body["dflash"]["num_cycles"] is None
+    # So the cycle counts up to it, with all of its drafts and time.
+    del body["dflash"]["seed"]
+    assert body["dflash"] == {
+        "policy": "static:8",
+        "num_cycles": 1,
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "num_accepted_drafts": len(completing),
+        "acceptance_length": len(completing),
+        "committed_per_cycle": [len(completing)],
+        "draft_ms": 10.0,
+        "verify_ms": 20.0,
+        "overhead_ms": 0.5,
+    }
 
 
 async def test_stop_string_never_leaks_into_a_stream(serve: Serve, encode: Encode) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -31,6 +31,7 @@ def test_a_character_comes_out_with_its_last_byte(tokenizer: ChatTokenizer, enco
 @SAFE
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=20))
 def test_any_text_survives(text: str, tokenizer: ChatTokenizer, encode: Encode) -> None:
+    assume("<|" not in text)  # special tokens have no text
     assert decode_all(tokenizer.new_detokenizer(), encode(text)) == text
 
 

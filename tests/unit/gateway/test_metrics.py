@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from gateway_fakes import Encode, FakeEngine, Item, Serve, last
+from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last
 from prometheus_client.parser import text_string_to_metric_families
 
-from dflash_wire.records import GenerationRequest, TokenChunk
+from dflash_wire.records import GenerationRequest
 from gateway.app import create_app
 from gateway.chat_tokenizer import ChatTokenizer
-from gateway.metrics import GatewayMetrics, accepted_by_position
+from gateway.metrics import GatewayMetrics
 from gateway.state import GatewaySettings
 
 
@@ -20,15 +20,12 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_accepted_by_position() -> None:
-    assert accepted_by_position([4, 1, 3]) == [2, 2, 1]
-    assert accepted_by_position([1, 1]) == []
-    assert accepted_by_position([]) == []
-
-
 @pytest.mark.asyncio
 async def test_counts_after_requests(serve: Serve, encode: Encode) -> None:
-    served = serve(lambda _: [encode("the quick"), last(encode(" fox"))])
+    one = encode("o")
+    served = serve(
+        lambda _: [encode("the quick"), cycle(one * 4), cycle(one), last([*one, *one, *one])]
+    )
     assert (await served.complete(prompt=["one two", "one"])).status_code == 200
     assert (await served.chat(model="other")).status_code == 404
     assert (await served.http.get("/nowhere/1")).status_code == 404
@@ -41,10 +38,10 @@ async def test_counts_after_requests(serve: Serve, encode: Encode) -> None:
     assert got["dflash_errors_total", "model_not_found"] == 1
     assert got["dflash_errors_total", "not_found"] == 1
     assert got["dflash_prompt_tokens_total",] == len(encode("one two")) + len(encode("one"))
-    assert got["dflash_completion_tokens_total",] == 2 * len(encode("the quick fox"))
+    assert got["dflash_completion_tokens_total",] == 2 * (len(encode("the quick")) + 8)
     assert got["dflash_cycles_total",] == 6
     assert got["dflash_committed_tokens_total",] == 16
-    assert got["dflash_draft_tokens_total",] == 42
+    assert got["dflash_draft_tokens_total",] == 6 * NUM_DRAFT_TOKENS
     assert [got["dflash_accepted_drafts_total", str(k)] for k in (1, 2, 3)] == [4, 4, 2]
     assert got["dflash_draft_seconds_total",] == pytest.approx(0.06)
     assert got["dflash_verify_seconds_total",] == pytest.approx(0.12)
@@ -91,12 +88,12 @@ def test_times_of_a_sequence() -> None:
     metrics = GatewayMetrics(clock=lambda: now[0])
     meter = metrics.start_sequence(arrived=9.0, num_prompt_tokens=3)
     now[0] = 11.0
-    meter.add_chunk(4)
+    meter.add_chunk(4, None)
     now[0] = 11.5
-    meter.add_chunk(0)
+    meter.add_chunk(0, None)
     now[0] = 12.0
-    meter.add_chunk(5)
-    meter.finish(None)
+    meter.add_chunk(5, None)
+    meter.finish()
     got = samples(metrics.render().decode())
     assert got["dflash_time_to_first_token_seconds_sum",] == pytest.approx(2.0)
     # Tokens of the first chunk cost no time after it: 1 s for the 5 tokens that followed.
@@ -107,8 +104,8 @@ def test_times_of_a_sequence() -> None:
 def test_one_chunk_has_no_time_per_token() -> None:
     metrics = GatewayMetrics()
     meter = metrics.start_sequence(metrics.clock(), 1)
-    meter.add_chunk(4)
-    meter.finish(None)
+    meter.add_chunk(4, None)
+    meter.finish()
     got = samples(metrics.render().decode())
     assert got["dflash_time_per_output_token_seconds_count",] == 0
     assert got["dflash_time_to_first_token_seconds_count",] == 1
@@ -121,8 +118,25 @@ def test_two_apps_do_not_share_metrics(tokenizer: ChatTokenizer, settings: Gatew
 
 @pytest.mark.asyncio
 async def test_tokens_after_a_stop_string_are_not_counted(serve: Serve, encode: Encode) -> None:
-    served = serve([TokenChunk("", [*encode("the"), *encode("!"), *encode(" fox")])])
+    served = serve([encode("the"), cycle([*encode("the"), *encode("!"), *encode(" fox")])])
     body = (await served.chat(stop="!")).json()
     got = samples(served.metrics.render().decode())
-    assert body["usage"]["completion_tokens"] == len(encode("the")) + 1
-    assert got["dflash_completion_tokens_total",] == len(encode("the")) + 1
+    num_the = len(encode("the"))
+    assert body["usage"]["completion_tokens"] == 2 * num_the + 1
+    assert got["dflash_completion_tokens_total",] == 2 * num_the + 1
+    # The drafts up to the stop string were committed, and so was the one that completed it.
+    assert got["dflash_cycles_total",] == 1
+    assert got["dflash_committed_tokens_total",] == num_the + 1
+    assert [got["dflash_accepted_drafts_total", str(k + 1)] for k in range(num_the + 1)] == [1] * (
+        num_the + 1
+    )
+    assert ("dflash_accepted_drafts_total", str(num_the + 2)) not in got
+
+
+@pytest.mark.asyncio
+async def test_cycles_of_a_failed_sequence_are_counted(serve: Serve, encode: Encode) -> None:
+    served = serve([encode("the"), cycle(encode(" fox")), ValueError("broken")])
+    assert (await served.chat()).status_code == 500
+    got = samples(served.metrics.render().decode())
+    assert got["dflash_cycles_total",] == 1
+    assert got["dflash_committed_tokens_total",] == len(encode(" fox"))
