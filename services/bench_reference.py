@@ -2,7 +2,7 @@
 
 A long-lived worker that speaks JSON lines: a ready line first, then one reply per request line.
 ``hf`` is ``transformers``' ``generate``; ``dflash`` is the loop of the public ``dflash`` package on the
-same weights. Request: ``{"prompt_token_ids", "max_tokens"}`` -> ``{"token_ids", "seconds",
+same weights. Request: ``{"prompt_token_ids", "max_tokens"}`` -> ``{"token_ids", "text", "seconds",
 "acceptance_lengths"}``; or ``{"messages"}`` -> ``{"prompt_token_ids"}``.
 """
 
@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from gateway.chat_tokenizer import ChatTokenizer
+from gateway.detokenize import SequenceText
 from services.engines import torch_dtype
 from services.settings import gateway_settings
 from services.spec import EngineSpec, make_spec
@@ -81,7 +82,13 @@ def dflash_loop(spec: EngineSpec, eos: list[int]) -> Loop:
     return run
 
 
-def serve_lines(loop: Loop, tokenizer: ChatTokenizer) -> None:
+def text_of(tokenizer: ChatTokenizer, token_ids: list[int], eos: list[int]) -> str:
+    """Decode as the gateway does, so that texts can be compared."""
+    output = SequenceText(tokenizer.new_detokenizer(), [], eos)
+    return output.push(token_ids) + output.finish("length")
+
+
+def serve_lines(loop: Loop, tokenizer: ChatTokenizer, eos: list[int]) -> None:
     """Answer request lines until stdin ends."""
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -92,9 +99,11 @@ def serve_lines(loop: Loop, tokenizer: ChatTokenizer) -> None:
             continue
         began = time.perf_counter()
         token_ids, lengths = loop(request["prompt_token_ids"], request["max_tokens"])
+        seconds = time.perf_counter() - began
         reply = {
             "token_ids": token_ids,
-            "seconds": time.perf_counter() - began,
+            "text": text_of(tokenizer, token_ids, eos),
+            "seconds": seconds,
             "acceptance_lengths": lengths,
         }
         print(json.dumps(reply), flush=True)
@@ -112,7 +121,7 @@ def main() -> None:
     spec = make_spec(args)
     eos = list(gateway_settings(args, spec).eos_token_ids)
     make = {"hf": hf_loop, "dflash": dflash_loop}[options.loop]
-    serve_lines(make(spec, eos), ChatTokenizer.load(spec.target_path))
+    serve_lines(make(spec, eos), ChatTokenizer.load(spec.target_path), eos)
 
 
 if __name__ == "__main__":
