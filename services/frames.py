@@ -67,6 +67,7 @@ class FrameReceiver:
         socket.setsockopt(zmq.LINGER, 0)
         self.address = bind_inbound(socket, self._link_kind)
         self._task = asyncio.get_running_loop().create_task(self._read(socket))
+        self._task.add_done_callback(lambda _: socket.close())
 
     @contextlib.asynccontextmanager
     async def queue_of(self, request_id: str) -> AsyncIterator[asyncio.Queue[Any]]:
@@ -79,10 +80,9 @@ class FrameReceiver:
             del self._queues[request_id]
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        with socket:  # closed when the task is cancelled
-            while True:
-                (frame,) = await socket.recv_multipart()
-                for chunk in decode_chunks(frame):
-                    queue = self._queues.get(chunk.request_id)
-                    if queue is not None:
-                        queue.put_nowait(chunk)
+        while True:
+            (frame,) = await socket.recv_multipart()
+            for chunk in decode_chunks(frame):
+                queue = self._queues.get(chunk.request_id)
+                if queue is not None:
+                    queue.put_nowait(chunk)

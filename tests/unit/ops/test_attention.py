@@ -40,9 +40,7 @@ def make_row(offset: int, width: int, context: int, visible: Tensor | None) -> A
     return AttentionRow(offset, width, torch.randperm(NUM_SLOTS)[:context], visible)
 
 
-def dense_row(
-    row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool: Tensor
-) -> Tensor:
+def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool: Tensor) -> Tensor:
     """``query [T, H, D]``, ``key``/``value [T, G, D]``, ``pool [slots, 2, G, D]`` -> ``[W, H, D]``."""
     num_heads = query.shape[1]
     outputs = torch.zeros(row.width, num_heads, HEAD_DIM)

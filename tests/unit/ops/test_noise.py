@@ -26,7 +26,9 @@ GOLDEN = {  # (seed, position, token): noise. A change here changes what every s
 
 
 def noise_of(seed: int, position: int, token_ids: list[int]) -> Tensor:
-    return gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([token_ids]))[0]
+    return gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([token_ids]))[
+        0
+    ]
 
 
 def mix(x: int) -> int:

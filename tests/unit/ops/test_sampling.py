@@ -82,7 +82,11 @@ def test_sampled_distribution(params: SamplingParams) -> None:
     )
     freedom = len(expected) - 1
     # Wilson-Hilferty: the 99.9 % quantile of chi-square.
-    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 0
+    limit = (
+        freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+        if freedom
+        else 0
+    )
     assert statistic <= limit
 
 

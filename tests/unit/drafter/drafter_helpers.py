@@ -1,0 +1,135 @@
+"""Random draft models in z-lab's layout, and engines around them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+from dflash_ops.attention import GATHERED
+from dflash_ops.paging import PagedPool
+from dflash_ops.sampling import choose_tokens
+from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from drafter.borrowed import BorrowedWeights
+from drafter.engine import DrafterEngine
+from drafter.model import DraftModel, load_draft_model, save_draft_model
+
+HIDDEN = 32
+HEAD_DIM = 8
+VOCAB = 64
+MASK_ID = 63
+NUM_TARGET_LAYERS = 12
+PAGE_SIZE = 4
+CPU = torch.device("cpu")
+
+
+def draft_config(
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    vocab_size: int = VOCAB,
+    dflash_config: dict[str, Any] | None = None,
+    **values: Any,
+) -> Qwen3Config:
+    """A valid config; ``dflash_config`` adds to the nested keys, ``values`` to the top level."""
+    return Qwen3Config(
+        **{
+            "hidden_size": HIDDEN,
+            "intermediate_size": 40,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_kv_heads,
+            "head_dim": HEAD_DIM,
+            "vocab_size": vocab_size,
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "num_target_layers": NUM_TARGET_LAYERS,
+            "dflash_config": {"mask_token_id": vocab_size - 1, **(dflash_config or {})},
+            "attn_implementation": "sdpa",
+            **values,
+        }
+    )
+
+
+def save_random_draft(path: Path, config: Qwen3Config, seed: int = 0) -> DraftModel:
+    """Random weights, norms included, saved by ``save_draft_model``."""
+    torch.manual_seed(seed)
+    model = DraftModel(config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.normal_(1.0, 0.2)
+            else:
+                value.normal_(0.0, 0.2)
+    save_draft_model(model, path, torch.float32)
+    return model
+
+
+def random_weights(vocab_size: int = VOCAB, seed: int = 5) -> BorrowedWeights:
+    """An embedding table and a head of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding, head = torch.randn(2, vocab_size, HIDDEN, generator=generator) * 0.5
+    return BorrowedWeights(embedding, head)
+
+
+def make_engine(
+    path: Path, borrowed: BorrowedWeights | None = None, num_rows: int = 64, num_pages: int = 32
+) -> DrafterEngine:
+    """An engine whose pools start full of noise, so that a wrong read shows."""
+    model = load_draft_model(path, torch.float32, GATHERED)
+    config = model.config
+    pool = PagedPool(
+        config.num_hidden_layers,
+        num_pages,
+        PAGE_SIZE,
+        config.num_key_value_heads,
+        config.head_dim,
+        torch.float32,
+        CPU,
+    )
+    generator = torch.Generator().manual_seed(11)
+    pool.data.normal_(std=5.0, generator=generator)
+    features = torch.randn(num_rows, len(model.target_layer_ids) * HIDDEN, generator=generator)
+    return DrafterEngine(model, borrowed or random_weights(config.vocab_size), pool, features)
+
+
+def page_tables(num_sequences: int, num_pages: int = 32, seed: int = 3) -> list[list[int]]:
+    """Disjoint shuffled page tables that share all pages."""
+    pages = list(range(num_pages))
+    random.Random(seed).shuffle(pages)
+    each = num_pages // num_sequences
+    return [pages[i * each : (i + 1) * each] for i in range(num_sequences)]
+
+
+def verify_row(
+    anchor: int, position: int, pages: list[int], width: int, sampling: SamplingParams | None = None
+) -> Row:
+    return Row(0, [anchor], position, pages, width, sampling=sampling or SamplingParams())
+
+
+def run_with_logits(
+    engine: DrafterEngine, plan: StepPlan, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[list[int]], Tensor]:
+    """Run a plan and also return the draft logits ``[n, V]`` that tokens were chosen from."""
+    seen: list[Tensor] = []
+
+    def spy(logits: Tensor, runs: Any) -> Tensor:
+        seen.append(logits.clone())
+        return choose_tokens(logits, runs)
+
+    monkeypatch.setattr("drafter.engine.choose_tokens", spy)
+    drafts = engine.run(plan).draft_token_ids
+    (logits,) = seen
+    return drafts, logits
+
+
+def ingest_plan(
+    step_id: int, count: int, position: int, pages: list[int], offset: int = 0
+) -> StepPlan:
+    """A plan that only takes features in."""
+    return StepPlan(step_id, [], [Ingest(offset, count, position, pages)])

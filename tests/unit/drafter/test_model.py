@@ -1,0 +1,176 @@
+"""The draft checkpoint: round trip, refusals, and every way a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafter_helpers import MASK_ID, draft_config, save_random_draft
+from safetensors.torch import load_file, save_file
+
+from dflash_ops.attention import GATHERED
+from dflash_wire.errors import ConfigError
+from drafter.model import (
+    DraftModel,
+    default_target_layer_ids,
+    load_draft_model,
+    save_draft_model,
+)
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_random_draft(tmp_path, draft_config(num_layers=1))
+    return tmp_path
+
+
+def change_config(path: Path, **values: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> DraftModel:
+    return load_draft_model(path, dtype, GATHERED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_round_trip(tmp_path: Path, dtype: torch.dtype) -> None:
+    nested = {"target_layer_ids": [4, 2], "input_embedding_scale": 3.0, "block_size": 8}
+    saved = save_random_draft(tmp_path / "a", draft_config(dflash_config=nested))
+    save_draft_model(load(tmp_path / "a", dtype), tmp_path / "b", dtype)
+    loaded = load(tmp_path / "b")
+    assert loaded.target_layer_ids == [4, 2]
+    assert (loaded.draft_block_size, loaded.mask_token_id) == (8, MASK_ID)
+    assert loaded.embedding_scale == 3.0
+    assert loaded.config._attn_implementation == GATHERED
+    assert not loaded.training
+    for name, value in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value.to(dtype).float()), name
+
+
+def test_layout_is_z_labs(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    attention = [f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    norms = ["self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm"]
+    mlp = [f"mlp.{n}" for n in ("gate_proj", "up_proj", "down_proj")]
+    expected = {f"layers.0.{name}.weight" for name in attention + norms + mlp}
+    assert set(tensors) == expected | {"fc.weight", "hidden_norm.weight", "norm.weight"}
+    config = json.loads((path / "config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert config["dflash_config"] == {"mask_token_id": MASK_ID, "target_layer_ids": [6]}
+    assert (config["block_size"], config["dtype"]) == (16, "float32")
+
+
+@pytest.mark.parametrize(
+    ("target_layers", "draft_layers", "expected"),
+    [(36, 5, [1, 9, 17, 25, 33]), (64, 5, [1, 16, 31, 46, 61]), (12, 1, [6]), (12, 2, [1, 9])],
+)
+def test_default_taps(target_layers: int, draft_layers: int, expected: list[int]) -> None:
+    assert default_target_layer_ids(target_layers, draft_layers) == expected
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("final_logit_softcapping", 30.0),
+        ("selector_rank", 256),
+        ("conv_kernel_size", 2),
+        ("draft_vocab_size", 32000),
+        ("causal", True),
+        ("use_swa", True),
+        ("attention_sink_bias", True),
+        ("projector_type", "domino"),
+        ("use_gemma_norm", True),
+        ("has_own_lm_head", True),
+        ("output_multiplier", 0.5),
+        ("attention_value_scale", 2.0),
+    ],
+)
+def test_keys_that_change_semantics(key: str, value: Any, nested: bool) -> None:
+    extra = {"dflash_config": {key: value}} if nested else {key: value}
+    with pytest.raises(ConfigError, match=f"'{key}'.* not supported yet"):
+        DraftModel(draft_config(**extra))
+
+
+def test_neutral_values_pass() -> None:
+    neutral = {"output_multiplier": 1.0, "final_logit_softcapping": None, "causal": False}
+    assert DraftModel(draft_config(dflash_config=neutral)).embedding_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
+        {"is_causal": True},
+    ],
+)
+def test_attention_that_is_not_bidirectional(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="only bidirectional full_attention"):
+        DraftModel(draft_config(**values))
+
+
+def test_mask_token_is_required() -> None:
+    config = draft_config()
+    config.dflash_config = {}
+    with pytest.raises(ConfigError, match=r"no dflash_config\.mask_token_id"):
+        DraftModel(config)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+        load(tmp_path / "nowhere")
+
+
+def test_another_architecture(path: Path) -> None:
+    change_config(path, architectures=["DFlash2DraftModel"])
+    with pytest.raises(ConfigError, match="expected \\['DFlashDraftModel'\\]"):
+        load(path)
+
+
+def test_no_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        load(path)
+
+
+def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
+    file = path / "model.safetensors"
+    tensors = {**load_file(file), **changes}
+    save_file({name: value for name, value in tensors.items() if value is not None}, file)
+
+
+def test_missing_tensor(path: Path) -> None:
+    change_tensors(path, **{"fc.weight": None})
+    with pytest.raises(ConfigError, match=r"missing tensors \['fc\.weight'\]"):
+        load(path)
+
+
+def test_unexpected_tensor(path: Path) -> None:
+    change_tensors(path, **{"lm_head.weight": torch.zeros(2, 2)})
+    with pytest.raises(ConfigError, match=r"unexpected tensors \['lm_head\.weight'\]"):
+        load(path)
+
+
+def test_tensor_of_another_shape(path: Path) -> None:
+    change_tensors(path, **{"norm.weight": torch.ones(7)})
+    with pytest.raises(ConfigError, match=r"do not match config\.json"):
+        load(path)
+
+
+def test_shards_and_prefix(path: Path) -> None:
+    """Checkpoints come in several files and with a ``model.`` prefix."""
+    whole = load(path).state_dict()
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for part, chosen in enumerate((names[:5], names[5:])):
+        shard = {f"model.{name}": tensors[name] for name in chosen}
+        save_file(shard, path / f"model-0000{part + 1}-of-00002.safetensors")
+    loaded = load(path).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in whole.items())

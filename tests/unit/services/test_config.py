@@ -1,0 +1,74 @@
+"""The application's arguments: defaults, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from services.config import AppArgs, Section
+
+pytestmark = pytest.mark.unit
+
+
+def sections() -> list[type[Section]]:
+    defaults = [field.default for field in AppArgs.model_fields.values()]
+    return [AppArgs, *(type(value) for value in defaults if isinstance(value, Section))]
+
+
+def test_defaults_are_complete() -> None:
+    args = AppArgs()
+    assert args == AppArgs.model_validate({})
+    assert args.engine.policy == "static:16"
+    assert (args.model.dtype, args.model.device) == ("float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"models": {}}, "models"),
+        ({"model": {"path": "x"}}, r"model\.path"),
+        ({"engine": {"block_size": 8}}, r"engine\.block_size"),
+        ({"verifier": {"gpus": 1}}, r"verifier\.gpus"),
+        ({"drafter": {"threads": 1}}, r"drafter\.threads"),
+        ({"features": {"transports": "shm"}}, r"features\.transports"),
+        ({"link": {"timeout": 1}}, r"link\.timeout"),
+        ({"gateway": {"port": 8000}}, r"gateway\.port"),
+    ],
+)
+def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=rf"{place}\n\s+Extra inputs are not permitted"):
+        AppArgs.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"model": {"dtype": "int8"}}, r"model\.dtype"),
+        ({"model": {"device": "tpu"}}, r"model\.device"),
+        ({"engine": {"page_size": 0}}, r"engine\.page_size"),
+        ({"engine": {"max_context": 1}}, r"engine\.max_context"),
+        ({"features": {"mode": "push"}}, r"features\.mode"),
+        ({"link": {"step_timeout_s": 0}}, r"link\.step_timeout_s"),
+        ({"num_engine_groups": 0}, "num_engine_groups"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=place):
+        AppArgs.model_validate(values)
+
+
+def test_arguments_do_not_change() -> None:
+    args = AppArgs()
+    with pytest.raises(ValidationError, match="frozen"):
+        args.engine.num_pages = 3  # type: ignore[misc]
+
+
+def test_every_section_is_strict_and_every_field_described() -> None:
+    assert len(sections()) == 8
+    for section in sections():
+        assert section.model_config["extra"] == "forbid", section
+        for name, field in section.model_fields.items():
+            is_section = isinstance(field.default, Section)
+            assert is_section or field.description, f"{section.__name__}.{name}"

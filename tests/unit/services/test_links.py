@@ -1,0 +1,180 @@
+"""ControlLink sockets and a stage of the ring, inside one process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from dflash_wire.codec import decode_result, encode_plan, encode_result
+from dflash_wire.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    error_from_wire,
+)
+from dflash_wire.records import StepPlan, StepResult
+from services.executors import ERROR, PLAN, RingStage
+from services.links import Inbound, Outbound
+
+pytestmark = pytest.mark.unit
+
+WAIT_MS = 30_000
+KINDS = ["ipc", "tcp"]
+
+
+@pytest.fixture
+def inbound() -> Iterator[Inbound]:
+    socket = Inbound("ipc")
+    yield socket
+    socket.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_arrive_whole_and_in_order(kind: str) -> None:
+    inbound = Inbound(kind)
+    outbound = Outbound(inbound.address)
+    messages = [[b"a", bytes([i]), b""] for i in range(20)]
+    for message in messages:
+        outbound.send(message)
+    assert [inbound.receive(WAIT_MS) for _ in messages] == messages
+    outbound.close()
+    inbound.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract names are Linux's")
+def test_ipc_leaves_no_file(inbound: Inbound) -> None:
+    assert inbound.address.startswith("ipc://@")
+
+
+def test_tcp_stays_on_this_machine_without_ray() -> None:
+    inbound = Inbound("tcp")
+    assert inbound.address.startswith("tcp://127.0.0.1:")
+    inbound.close()
+
+
+def test_receive_gives_up(inbound: Inbound) -> None:
+    assert inbound.receive(1) is None
+
+
+def test_a_peer_that_takes_nothing_is_an_error() -> None:
+    """Never a wait: the sender is the step loop."""
+    outbound = Outbound("ipc://@dflash-test-nobody")
+    with pytest.raises(EngineUnavailableError, match="does not take"):
+        for _ in range(100_000):
+            outbound.send([b"step"])
+    outbound.close()
+
+
+Handler = Callable[[list[bytes]], list[bytes]]
+
+
+class Stage:
+    """A ``RingStage`` with both its neighbours."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.after = Inbound("ipc")
+        self.stage = RingStage(handler, "ipc", 1)
+        self.before = Outbound(self.stage.address)
+        self.stage.connect(self.after.address)
+
+    def exchange(self, message: list[bytes]) -> list[bytes]:
+        self.before.send(message)
+        answer = self.after.receive(WAIT_MS)
+        assert answer is not None
+        return answer
+
+    def close(self) -> None:
+        self.stage.stop()
+        self.before.close()
+        self.after.close()
+
+
+@pytest.fixture
+def make_stage() -> Iterator[Callable[[Handler], Stage]]:
+    stages: list[Stage] = []
+
+    def make(handler: Handler) -> Stage:
+        stages.append(Stage(handler))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
+
+
+def plan_message(step_id: int) -> list[bytes]:
+    return [PLAN, encode_plan(StepPlan(step_id, []))]
+
+
+def test_stage_passes_on_what_its_handler_returns(make_stage: Callable[[Handler], Stage]) -> None:
+    stage = make_stage(lambda message: [*message, b"drafts"])
+    for step_id in range(3):
+        message = plan_message(step_id)
+        assert stage.exchange(message) == [*message, b"drafts"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "text"),
+    [
+        (InvalidRequestError("no", "seed"), "invalid_value", "no"),
+        (EngineUnavailableError("later"), "engine_unavailable", "later"),
+        (ZeroDivisionError("a bug"), "engine_failed", "ZeroDivisionError: a bug"),
+    ],
+)
+def test_handler_errors_become_messages_and_the_stage_goes_on(
+    make_stage: Callable[[Handler], Stage],
+    caplog: pytest.LogCaptureFixture,
+    raised: Exception,
+    code: str,
+    text: str,
+) -> None:
+    errors = [raised]
+
+    def handler(message: list[bytes]) -> list[bytes]:
+        if errors:
+            raise errors.pop()
+        return message
+
+    stage = make_stage(handler)
+    with caplog.at_level(logging.CRITICAL, "services.executors"):
+        kind, frame = stage.exchange(plan_message(41))
+    result = decode_result(frame)
+    assert (kind, result.step_id, result.committed_token_ids) == (ERROR, 41, [])
+    assert result.error is not None
+    back = error_from_wire(result.error)
+    assert (back.code, str(back)) == (code, text)
+    assert stage.stage.is_alive()
+    assert stage.exchange(plan_message(42)) == plan_message(42)
+
+
+def test_errors_of_earlier_stages_pass_untouched(make_stage: Callable[[Handler], Stage]) -> None:
+    handled: list[list[bytes]] = []
+    stage = make_stage(lambda message: handled.append(message) or message)
+    failed = [ERROR, encode_result(StepResult(5, [], error={"code": "engine_failed"}))]
+    assert stage.exchange(failed) == failed
+    assert handled == []
+
+
+def test_stage_sets_its_own_thread_count(make_stage: Callable[[Handler], Stage]) -> None:
+    counts: list[int] = []
+
+    def handler(message: list[bytes]) -> list[bytes]:
+        counts.append(torch.get_num_threads())
+        return message
+
+    make_stage(handler).exchange(plan_message(1))
+    assert counts == [1]
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_stop_ends_the_thread(is_connected: bool) -> None:
+    stage = RingStage(lambda message: message, "ipc", 1)
+    after = Inbound("ipc")
+    if is_connected:
+        stage.connect(after.address)
+    stage.stop()
+    assert not stage.is_alive()
+    after.close()

@@ -1,0 +1,171 @@
+"""From arguments and the models' JSON files to plain settings."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_wire.errors import ConfigError
+from gateway.state import SamplingDefaults
+from services.config import AppArgs
+from services.model_paths import resolve_model_path
+from services.settings import gateway_settings
+from services.spec import EngineSpec, make_spec
+
+pytestmark = pytest.mark.unit
+
+TARGET = {"max_position_embeddings": 4096, "vocab_size": 1000, "eos_token_id": 7}
+DRAFT = {"block_size": 8, "dflash_config": {"mask_token_id": 999}}
+
+
+def write(path: Path, name: str, values: dict[str, Any]) -> None:
+    path.mkdir(exist_ok=True)
+    (path / name).write_text(json.dumps(values))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    write(tmp_path / "target", "config.json", TARGET)
+    write(tmp_path / "drafter", "config.json", DRAFT)
+    return tmp_path
+
+
+def make_args(pair: Path, **sections: Any) -> AppArgs:
+    model = {"target": str(pair / "target"), "drafter": str(pair / "drafter"), "id": "pair"}
+    return AppArgs.model_validate({"model": {**model, **sections.pop("model", {})}, **sections})
+
+
+def test_spec_carries_every_argument(pair: Path) -> None:
+    args = make_args(
+        pair,
+        model={"dtype": "bfloat16", "device": "cuda"},
+        engine={
+            "num_pages": 11,
+            "page_size": 12,
+            "max_step_positions": 113,
+            "max_rows": 14,
+            "max_context": 15,
+        },
+        verifier={"num_threads": 16},
+        drafter={"num_threads": 17},
+    )
+    spec = make_spec(args)
+    assert spec == EngineSpec(
+        target_path=str(pair / "target"),
+        drafter_path=str(pair / "drafter"),
+        dtype="bfloat16",
+        device="cuda",
+        num_pages=11,
+        page_size=12,
+        max_step_positions=113,
+        max_rows=14,
+        max_context=15,
+        verifier_threads=16,
+        drafter_threads=17,
+    )
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_relative_folders_start_at_the_working_directory(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pair)
+    assert resolve_model_path("target") == str(pair / "target")
+
+
+def test_then_beside_the_code(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.model_paths.REPOSITORY_ROOT", pair)
+    assert resolve_model_path("drafter") == str(pair / "drafter")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "models/demo", "./a/b", "/no/where", "a/b/c"])
+def test_names_that_are_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("services.model_paths.REPOSITORY_ROOT", tmp_path)
+    with pytest.raises(ConfigError, match=r"neither a folder with a config\.json nor a hub id"):
+        resolve_model_path(name)
+
+
+def test_hub_ids_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        if name == "org/gone":
+            raise OSError("404")
+        return "/cache/model"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve_model_path("org/name") == "/cache/model"
+    assert "*.safetensors" in asked[0][1]
+    assert not any("bin" in pattern or "pt" in pattern for pattern in asked[0][1])
+    with pytest.raises(ConfigError, match=r"cannot fetch model 'org/gone' from the hub: 404"):
+        resolve_model_path("org/gone")
+
+
+def settings_of(pair: Path, **sections: Any) -> Any:
+    args = make_args(pair, **sections)
+    return gateway_settings(args, make_spec(args))
+
+
+def test_settings_from_configs_alone(pair: Path) -> None:
+    settings = settings_of(pair, engine={"policy": "off"}, gateway={"max_body_bytes": 2048})
+    assert (settings.model_id, settings.vocab_size) == ("pair", 1000)
+    assert settings.max_context == 2048
+    assert settings.eos_token_ids == (7,)
+    assert settings.max_draft_block_size == 8
+    assert (settings.default_policy, settings.max_body_bytes) == ("off", 2048)
+    assert settings.sampling == SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0)
+    assert settings.version
+
+
+def test_the_target_caps_the_context(pair: Path) -> None:
+    assert settings_of(pair, engine={"max_context": 9999}).max_context == 4096
+
+
+@pytest.mark.parametrize(
+    ("generation", "eos", "sampling"),
+    [
+        (
+            {"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.9, "top_k": 20},
+            (5, 6),
+            SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20),
+        ),
+        (
+            {"do_sample": False, "temperature": 0.6},
+            (7,),
+            SamplingDefaults(temperature=0.0, top_p=1.0, top_k=0),
+        ),
+    ],
+)
+def test_generation_config(
+    pair: Path, generation: dict[str, Any], eos: tuple[int, ...], sampling: SamplingDefaults
+) -> None:
+    write(pair / "target", "generation_config.json", generation)
+    settings = settings_of(pair)
+    assert (settings.eos_token_ids, settings.sampling) == (eos, sampling)
+
+
+def test_nested_block_size_wins(pair: Path) -> None:
+    write(pair / "drafter", "config.json", {"block_size": 8, "dflash_config": {"block_size": 10}})
+    assert settings_of(pair).max_draft_block_size == 10
+
+
+def test_models_without_these_keys(pair: Path) -> None:
+    write(pair / "target", "config.json", {"max_position_embeddings": 64, "vocab_size": 10})
+    write(pair / "drafter", "config.json", {})
+    settings = settings_of(pair)
+    assert (settings.eos_token_ids, settings.max_draft_block_size) == ((), 16)
+
+
+@pytest.mark.parametrize("name", ["target", "drafter"])
+def test_missing_config(pair: Path, name: str) -> None:
+    args = make_args(pair)
+    spec = make_spec(args)
+    (pair / name / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+        gateway_settings(args, spec)
