@@ -53,9 +53,6 @@ def build_draft_model(
 ) -> DraftModel:
     """Build a float32 draft model of the target's width, ready for training.
 
-    Weights come from ``seed``, except the final norm: its output enters the target's head, so it
-    starts as the target's own final norm.
-
     Args:
         target: loaded target.
         num_layers: draft layers.
@@ -98,9 +95,6 @@ def build_draft_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DraftModel(config)
-    final_norm = getattr(target.get_decoder(), "norm", None)
-    if final_norm is not None and type(final_norm).__name__.startswith(("Qwen3", "Llama")):
-        model.norm.weight.data.copy_(final_norm.weight.data)
     return model.float()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash_wire.errors import ConfigError
 
+OPTIMIZERS = ("adamw", "muon")
 PUBLISHED_GAMMAS = {8: 4.0, 10: 5.0, 16: 7.0}
 
 
@@ -32,6 +33,8 @@ class TrainingConfig:
         max_blocks_per_step: cap on the draft blocks of one step, shared evenly by its sequences, so
             that steps cost about the same. None: only ``num_anchors`` limits.
         gamma: decay length of the position weights; None looks it up by draft block size.
+        optimizer: ``adamw``, the paper's, or ``muon`` (matrices; norms stay with AdamW), which needs
+            far fewer steps.
         peak_lr: learning rate after warm-up; falls to zero on a cosine.
         warmup_ratio: share of all steps spent on the linear warm-up.
         max_steps: end after this many steps instead of after ``epochs``; the cosine covers them.
@@ -48,6 +51,7 @@ class TrainingConfig:
     num_anchors: int = 512
     max_blocks_per_step: int | None = None
     gamma: float | None = None
+    optimizer: str = "adamw"
     peak_lr: float = 6e-4
     weight_decay: float = 0.0
     beta1: float = 0.9
@@ -79,6 +83,8 @@ class TrainingConfig:
         for name in (*positive, "checkpoint_every", "log_every", "held_out_blocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer must be one of {OPTIMIZERS}, not {self.optimizer!r}")
         if not 0.0 <= self.warmup_ratio < 1.0:
             raise ConfigError(f"warmup_ratio must be in [0, 1), not {self.warmup_ratio}")
         if self.gamma is not None and self.gamma <= 0:

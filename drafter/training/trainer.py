@@ -32,6 +32,7 @@ from drafter.training.objective import (
     position_weights,
     score_blocks,
 )
+from drafter.training.optimizers import make_optimizers
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def learning_rate(step: int, total_steps: int, config: TrainingConfig) -> float:
 class Trainer:
     """Trains one draft model.
 
-    Owner of the optimizer and of the files in ``work``; mutates ``model``.
+    Owner of the optimizers and of the files in ``work``; mutates ``model``.
 
     Args:
         model: from ``build_draft_model``, float32.
@@ -103,12 +104,7 @@ class Trainer:
         )
         weights = position_weights(config.draft_block_size, config.decay_length)
         self._weights = weights.to(self._device)
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=config.peak_lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-        )
+        self._optimizers = make_optimizers(model, config)
         work.mkdir(parents=True, exist_ok=True)
         if (work / STATE_FILE).exists():
             self.total_steps = self._resume()
@@ -169,14 +165,16 @@ class Trainer:
 
     def _train_step(self) -> BlockScores:
         rate = learning_rate(self.step, self.total_steps, self.config)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         scores = self.scores(self.step)
         loss: Tensor = scores.loss / scores.weight
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self.model.zero_grad(set_to_none=True)
         return scores.detached()
 
     def _generator(self, epoch: int, row_id: int) -> torch.Generator:
@@ -200,7 +198,7 @@ class Trainer:
             for step in range(1, NUM_TIMED_STEPS + 1):
                 self.scores(step).loss.backward()
             per_step.append((time.monotonic() - began) / NUM_TIMED_STEPS)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         first, later = per_step[0], min(per_step)
         epoch_steps = len(self._plan.epoch(0))
         steps = seconds / first
@@ -238,7 +236,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         path = self._work / STATE_FILE
         torch.save(state, path.with_suffix(".tmp"))
@@ -255,6 +253,7 @@ class Trainer:
                 "use the same ones, or another folder"
             )
         self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, values in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
         self.step = state["step"]
         return int(state["total_steps"])

@@ -25,7 +25,8 @@ from drafter.training.trainer import Trainer
 def demo_training_config() -> TrainingConfig:
     """Return the settings that differ from the paper's because the model is tiny."""
     return TrainingConfig(
-        peak_lr=2e-3,
+        optimizer="muon",
+        peak_lr=3e-3,
         beta2=0.98,
         epochs=6,
         max_length=640,

@@ -19,7 +19,8 @@ def test_gamma_follows_the_published_points(size: int, gamma: float) -> None:
 def test_defaults_are_the_papers() -> None:
     config = TrainingConfig()
     assert (config.draft_block_size, config.num_anchors, config.decay_length) == (16, 512, 7.0)
-    assert (config.peak_lr, config.weight_decay, config.clip_norm) == (6e-4, 0.0, 1.0)
+    assert (config.optimizer, config.peak_lr, config.weight_decay) == ("adamw", 6e-4, 0.0)
+    assert config.clip_norm == 1.0
     assert (config.warmup_ratio, config.epochs, config.max_length) == (0.04, 6, 3072)
 
 
@@ -29,9 +30,15 @@ def test_a_given_gamma_wins() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("draft_block_size", 1), ("num_anchors", 0), ("warmup_ratio", 1.0), ("gamma", 0.0)],
+    [
+        ("draft_block_size", 1),
+        ("num_anchors", 0),
+        ("warmup_ratio", 1.0),
+        ("gamma", 0.0),
+        ("optimizer", "sgd"),
+    ],
 )
-def test_bad_values_name_their_field(field: str, value: float) -> None:
+def test_bad_values_name_their_field(field: str, value: float | str) -> None:
     with pytest.raises(ConfigError, match=field):
         TrainingConfig(**{field: value})
 

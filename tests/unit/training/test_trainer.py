@@ -38,12 +38,14 @@ def _trainer(work: Path, config: TrainingConfig = CONFIG, minutes: float | None 
     return Trainer(model, source, tables, rows, rows[:3], config, work, minutes)
 
 
-def test_resuming_equals_never_having_stopped(tmp_path: Path) -> None:
-    whole = _trainer(tmp_path / "whole")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resuming_equals_never_having_stopped(tmp_path: Path, optimizer: str) -> None:
+    config = TrainingConfig(**{**vars(CONFIG), "optimizer": optimizer})
+    whole = _trainer(tmp_path / "whole", config)
     whole.run()
-    interrupted = _trainer(tmp_path / "parts")
+    interrupted = _trainer(tmp_path / "parts", config)
     interrupted.run(until=7)
-    resumed = _trainer(tmp_path / "parts")
+    resumed = _trainer(tmp_path / "parts", config)
     assert resumed.step == 7
     resumed.run()
     for name, value in whole.model.state_dict().items():
