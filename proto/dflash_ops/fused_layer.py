@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, rms_norm
 
 from dflash_ops.attention import StepAttention, attend_packed
 
@@ -77,7 +77,7 @@ class FusedDecoderLayer:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._qkv, self._qkv_bias = fuse_weights(projections)
         self._gate_up, self._gate_up_bias = fuse_weights([mlp.gate_proj, mlp.up_proj])
-        self._out, self._down = attention.o_proj, mlp.down_proj
+        self._out, self._down, self._activation = attention.o_proj, mlp.down_proj, mlp.act_fn
         self._input_norm = layer.input_layernorm
         self._mlp_norm = layer.post_attention_layernorm
         self._qk_norm: Tensor | None = None  # [H + G, D]
@@ -111,7 +111,7 @@ class FusedDecoderLayer:
         gate, up = linear(
             self._norm(self._mlp_norm, hidden), self._gate_up, self._gate_up_bias
         ).chunk(2, dim=-1)
-        return self._project(self._down, silu(gate) * up, hidden)
+        return self._project(self._down, self._activation(gate) * up, hidden)
 
     @staticmethod
     def _norm(norm: Any, hidden: Tensor) -> Tensor:

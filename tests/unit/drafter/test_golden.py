@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),
 ]
 
-CYCLES = [(9, 6), (1, 6), (4, 3), (6, 6), (2, 1 + 1)]
+CYCLES = [(9, 6), (1, 6), (4, 3), (6, 6), (2, 2)]
 """Newly committed tokens and draft width of every cycle; the first is the prompt."""
 
 
@@ -49,15 +49,16 @@ def load_reference(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "num_heads", "num_kv_heads", "nested"),
+    ("num_layers", "num_heads", "num_kv_heads", "nested", "top"),
     [
-        (1, 4, 2, {}),
-        (2, 4, 4, {"target_layer_ids": [1, 5, 9]}),
-        (2, 6, 2, {"target_layer_ids": [8, 0, 4, 3, 1]}),
-        (3, 4, 1, {}),
-        (5, 4, 2, {}),
-        (5, 4, 2, {"target_layer_ids": [2, 4, 6]}),
-        (2, 4, 2, {"input_embedding_scale": 5.5, "block_size": 8}),
+        (1, 4, 2, {}, {}),
+        (2, 4, 4, {"target_layer_ids": [1, 5, 9]}, {}),
+        (2, 6, 2, {"target_layer_ids": [8, 0, 4, 3, 1]}, {}),
+        (3, 4, 1, {}, {}),
+        (5, 4, 2, {}, {}),
+        (5, 4, 2, {"target_layer_ids": [2, 4, 6]}, {}),
+        (2, 4, 2, {"input_embedding_scale": 5.5, "block_size": 8}, {}),
+        (2, 4, 2, {}, {"attention_bias": True, "hidden_act": "gelu"}),
     ],
 )
 @torch.inference_mode()
@@ -68,10 +69,10 @@ def test_logits_over_cycles(
     num_heads: int,
     num_kv_heads: int,
     nested: dict[str, Any],
+    top: dict[str, Any],
 ) -> None:
-    save_random_draft(
-        tmp_path, draft_config(num_layers, num_heads, num_kv_heads, dflash_config=nested)
-    )
+    config = draft_config(num_layers, num_heads, num_kv_heads, dflash_config=nested, **top)
+    save_random_draft(tmp_path, config)
     theirs, ours = load_reference(tmp_path), make_engine(tmp_path)
     assert list(theirs.target_layer_ids) == ours.model.target_layer_ids
     assert theirs.block_size == ours.model.draft_block_size

@@ -79,6 +79,26 @@ def test_tied_embeddings(tmp_path: Path) -> None:
     assert lane.token_ids == PROMPT + generate_greedy(model, PROMPT, NUM_NEW)
 
 
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("qwen3", {"attention_bias": True}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"hidden_act": "gelu"}),
+        ("llama", {"rms_norm_eps": 0.1}),
+    ],
+    ids=str,
+)
+def test_variants_of_a_layer(tmp_path: Path, family: str, values: dict[str, Any]) -> None:
+    model = save_target(tmp_path, family, **values)
+    harness = Harness(tmp_path, TAPS)
+    lane = harness.lane(PROMPT)
+    harness.prefill(lane)
+    harness.decode(lane, NUM_NEW - 1)
+    assert lane.token_ids == PROMPT + generate_greedy(model, PROMPT, NUM_NEW)
+    check_against_reference(harness, lane, model)
+
+
 def propose_right(rng: random.Random, truth: list[int], count: int) -> Proposal:
     return truth[:count], chain_parents(count)
 

@@ -66,6 +66,8 @@ def save_target(
         for name, value in model.named_parameters():
             if "norm" in name:
                 value.normal_(1.0, 0.2)
+            elif name.endswith("bias"):
+                value.normal_(0.0, 0.3)
         if silent_token_id is not None:
             # One of two opposite logits is positive, so a logit of zero is never the largest.
             head = model.lm_head.weight
