@@ -26,7 +26,7 @@ def demo_training_config() -> TrainingConfig:
     """Return the settings that differ from the paper's because the model is tiny."""
     return TrainingConfig(
         optimizer="muon",
-        peak_lr=3e-3,
+        peak_lr=5e-3,
         beta2=0.98,
         epochs=6,
         max_length=640,
