@@ -42,16 +42,19 @@ class ServeEngine:
         # Unique inside the system even when two clients send the same X-Request-Id.
         internal_id = uuid.uuid4().hex
         sent = replace(request, request_id=internal_id, frame_address=self._frames.address)
+        is_finished = False
         async with self._frames.queue_of(internal_id) as queue:
             response = self._coordinator.generate.remote(encode_request(sent))
             call = asyncio.ensure_future(_outcome(response))
+            # The last frame usually comes before the call returns, so nobody may be left to await it.
+            call.add_done_callback(_retrieve)
             try:
                 async for chunk in _until_last(queue, call):
+                    is_finished = chunk.finish_reason is not None
                     yield replace(chunk, request_id=request.request_id)
             finally:
-                if not call.done():
+                if not is_finished and not call.done():
                     response.cancel()  # type: ignore[no-untyped-call]
-                    call.cancel()
 
     async def check_ready(self) -> None:
         """See ``EnginePort.check_ready``."""
@@ -74,6 +77,12 @@ async def _outcome(response: Any) -> None:
         ) from error
     if failure is not None:
         raise error_from_wire(failure)
+
+
+def _retrieve(call: asyncio.Future[None]) -> None:
+    """Take note of how a call ended, so that asyncio does not report it as forgotten."""
+    if not call.cancelled():
+        call.exception()
 
 
 async def _until_last(
