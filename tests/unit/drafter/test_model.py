@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import dflash.model
 import pytest
 import torch
 from drafter_helpers import MASK_ID, draft_config, save_random_draft
@@ -72,6 +73,20 @@ def test_layout_is_z_labs(path: Path) -> None:
 )
 def test_default_taps(target_layers: int, draft_layers: int, expected: list[int]) -> None:
     assert default_target_layer_ids(target_layers, draft_layers) == expected
+
+
+def test_default_taps_equal_the_reference_package() -> None:
+    for target_layers in range(6, 70):
+        for draft_layers in range(1, 9):
+            expected = dflash.model.build_target_layer_ids(target_layers, draft_layers)
+            assert default_target_layer_ids(target_layers, draft_layers) == expected
+
+
+def test_nested_keys_come_first() -> None:
+    model = DraftModel(draft_config(dflash_config={"block_size": 10}, block_size=16))
+    assert model.draft_block_size == 10
+    assert DraftModel(draft_config(block_size=12)).draft_block_size == 12
+    assert DraftModel(draft_config()).draft_block_size == 16
 
 
 @pytest.mark.parametrize("nested", [True, False])

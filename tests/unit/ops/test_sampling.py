@@ -22,7 +22,7 @@ VARIANTS = [
     SamplingParams(1.0, 0.7, 0),
     SamplingParams(1.3, 0.8, 5),
     SamplingParams(0.5, 0.95, 1),
-    SamplingParams(1.0, 1e-9, 0),
+    SamplingParams(1.0, 0.0, 0),
     SamplingParams(1.0, 1.0, 99),
 ]
 

@@ -188,6 +188,21 @@ def test_sampled_output_does_not_depend_on_width(
     harness.check_untouched([lane])
 
 
+def test_prefill_samples_what_decoding_would(target: tuple[Path, Any]) -> None:
+    """A replaced executor prefills all committed tokens and goes on exactly where it was."""
+    sampling = SamplingParams(temperature=1.0, seed=77)
+    harness = Harness(target[0], TAPS)
+    lane = harness.lane(PROMPT, sampling=sampling)
+    harness.prefill(lane)
+    harness.decode(lane, 20)
+    for num_known in range(len(PROMPT) + 1, len(lane.token_ids) - 2, 3):
+        fresh = Harness(target[0], TAPS)
+        again = fresh.lane(lane.token_ids[:num_known], sampling=sampling)
+        fresh.prefill(again, 8)
+        fresh.decode(again, 2)
+        assert again.token_ids == lane.token_ids[: num_known + 3]
+
+
 def test_sequences_in_one_step_equal_each_alone(target: tuple[Path, Any]) -> None:
     """Prefill chunks, plain rows and wide rows of several sequences share every step."""
     path, model = target
