@@ -152,8 +152,15 @@ def _refuse_unsupported(config: Qwen3Config) -> None:
     for key in UNSUPPORTED_SCALES:
         if float(draft_setting(config, key, 1.0)) != 1.0:
             raise ConfigError(f"draft config key {key!r} other than 1.0 is not supported yet")
-    if draft_setting(config, "mask_token_id") is None:
+    mask_token_id = draft_setting(config, "mask_token_id")
+    if mask_token_id is None:
         raise ConfigError("the draft config has no dflash_config.mask_token_id")
+    if not 0 <= int(mask_token_id) < config.vocab_size:
+        raise ConfigError(
+            f"mask_token_id {mask_token_id} is outside the vocabulary of {config.vocab_size} tokens"
+        )
+    if getattr(config, "num_target_layers", None) is None:
+        raise ConfigError("the draft config has no num_target_layers")
 
 
 def save_draft_model(model: DraftModel, path: Path, dtype: torch.dtype) -> None:
@@ -184,7 +191,10 @@ def load_draft_model(path: Path, dtype: torch.dtype, attn_implementation: str) -
     config_path = path / "config.json"
     if not config_path.is_file():
         raise ConfigError(f"no draft checkpoint at {path}: config.json is missing")
-    values = json.loads(config_path.read_text())
+    try:
+        values = json.loads(config_path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{config_path} is not JSON: {error}") from error
     if values.get("architectures") != [ARCHITECTURE]:
         raise ConfigError(
             f"{config_path}: architectures is {values.get('architectures')}, expected ['{ARCHITECTURE}']"

@@ -26,6 +26,8 @@ from ray.experimental import (
 )
 from torch import Tensor
 
+from dflash_wire.errors import ConfigError
+
 TRANSPORT = "SHM"
 PREFIX = "dflash-features-"
 
@@ -65,10 +67,34 @@ def _map(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return flat.view(shape)
 
 
+def _reserve(name: str, num_bytes: int) -> None:
+    """Create the segment's file with all its memory, so that a full disk shows now and clearly."""
+    path = segment_folder() / name
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, num_bytes)
+        else:
+            os.ftruncate(file, num_bytes)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{segment_folder()} has no room for the {num_bytes / 2**20:.0f} MiB feature pool; "
+            f"enlarge it or lower engine.max_step_positions ({error})"
+        ) from error
+    finally:
+        os.close(file)
+
+
 def allocate_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a zeroed CPU tensor that this process can send; it owns the segment."""
+    """Return a zeroed CPU tensor that this process can send; it owns the segment.
+
+    Raises:
+        ConfigError: shared memory is full.
+    """
     sweep_segments()
     name = f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    _reserve(name, math.prod(shape) * dtype.itemsize)
     tensor = _map(name, shape, dtype)
     tensor.zero_()
     _owned[tensor.data_ptr()] = name

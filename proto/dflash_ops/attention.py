@@ -80,6 +80,9 @@ def build_group(
     slots = torch.zeros((len(rows), context), dtype=torch.int64, device=device)
     for r, row in enumerate(rows):
         slots[r, : lengths[r]] = row.context_slots
+        if 0 < lengths[r] < context:
+            # Masked, but a NaN times zero is a NaN: pad with the row's own data, not a neighbour's.
+            slots[r, lengths[r] :] = row.context_slots[0]
     mask = None
     if needs_mask:
         visible = torch.zeros((len(rows), width, context + width), dtype=torch.bool, device=device)

@@ -26,9 +26,9 @@ def demo_training_config() -> TrainingConfig:
     """Return the settings that differ from the paper's because the model is tiny."""
     return TrainingConfig(
         optimizer="muon",
-        peak_lr=5e-3,
+        peak_lr=3e-3,
         beta2=0.98,
-        epochs=6,
+        max_steps=2300,
         max_length=640,
         tokens_per_step=4096,
         max_blocks_per_step=256,

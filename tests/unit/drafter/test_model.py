@@ -189,3 +189,24 @@ def test_shards_and_prefix(path: Path) -> None:
         save_file(shard, path / f"model-0000{part + 1}-of-00002.safetensors")
     loaded = load(path).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_target_layers": None}, "num_target_layers"),
+        ({"dflash_config": {"mask_token_id": 10**6}}, "outside the vocabulary"),
+    ],
+)
+def test_a_config_that_would_fail_later_fails_at_start(
+    path: Path, change: dict[str, Any], message: str
+) -> None:
+    change_config(path, **change)
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_a_config_that_is_not_json_is_a_config_error(path: Path) -> None:
+    (path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        load(path)

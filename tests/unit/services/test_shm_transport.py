@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash_wire.errors import ConfigError
 from services import shm_transport
 from services.shm_transport import (
     PREFIX,
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.unit
 TRANSPORT = SharedMemoryTransport()
 PEER = """
 import sys
+from dflash_wire.errors import ConfigError
 from services import shm_transport
 import torch
 name = sys.argv[1]
@@ -164,3 +166,16 @@ def test_sweep_removes_segments_of_dead_processes_only(
     dead.touch()
     allocate_shared((2,), torch.float32)
     assert not dead.exists(), "leftovers go at the next start"
+
+
+def test_a_pool_that_does_not_fit_says_so_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shm_transport, "segment_folder", lambda: tmp_path)
+    monkeypatch.setattr(shm_transport.os, "posix_fallocate", is_full)
+    with pytest.raises(ConfigError, match="no room"):
+        shm_transport.allocate_shared((4, 4), torch.float32)
+    assert list(tmp_path.iterdir()) == []
