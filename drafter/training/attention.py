@@ -35,20 +35,31 @@ class BlockContext:
     visible: Tensor
 
 
-def visible_keys(anchors: Tensor, num_context: int, draft_block_size: int) -> Tensor:
-    """Return ``[M, 1, 1, S + B]``: context strictly before the anchor, then the whole own block.
+def visible_keys(
+    anchors: Tensor, num_context: int, draft_block_size: int, sizes: Tensor | None = None
+) -> Tensor:
+    """Return ``[M, 1, 1, S + B]``: context strictly before the anchor, then the own block.
 
     Args:
         anchors: ``[M]`` int64 positions.
         num_context: S.
         draft_block_size: B.
+        sizes: ``[M]`` int64 where blocks are narrower than B; what is behind a block's size is hidden.
     """
     before = torch.arange(num_context, device=anchors.device) < anchors[:, None]  # [M, S]
-    return functional.pad(before, (0, draft_block_size), value=True)[:, None, None, :]
+    if sizes is None:
+        return functional.pad(before, (0, draft_block_size), value=True)[:, None, None, :]
+    own = torch.arange(draft_block_size, device=anchors.device) < sizes[:, None]  # [M, B]
+    return torch.cat([before, own], dim=1)[:, None, None, :]
 
 
 def make_block_context(
-    keys_values: Tensor, num_rows: int, block_rows: Tensor, anchors: Tensor, draft_block_size: int
+    keys_values: Tensor,
+    num_rows: int,
+    block_rows: Tensor,
+    anchors: Tensor,
+    draft_block_size: int,
+    sizes: Tensor | None = None,
 ) -> BlockContext:
     """Arrange the output of ``DraftModel.context_kv`` for the attention function.
 
@@ -58,10 +69,11 @@ def make_block_context(
         block_rows: ``[M]``.
         anchors: ``[M]``.
         draft_block_size: B.
+        sizes: ``[M]`` as for ``visible_keys``.
     """
     shaped = keys_values.unflatten(1, (num_rows, -1))  # [L, R, S, 2, G, D]
     arranged = shaped.permute(0, 3, 1, 4, 2, 5).contiguous()  # [L, 2, R, G, S, D]
-    visible = visible_keys(anchors, arranged.shape[4], draft_block_size)
+    visible = visible_keys(anchors, arranged.shape[4], draft_block_size, sizes)
     return BlockContext(arranged, block_rows, visible)
 
 

@@ -33,6 +33,8 @@ class TrainingConfig:
         max_blocks_per_step: cap on the draft blocks of one step, shared evenly by its sequences, so
             that steps cost about the same. None: only ``num_anchors`` limits.
         gamma: decay length of the position weights; None looks it up by draft block size.
+        narrow_share: share of draft blocks that are cut to a random smaller size, so that the drafter
+            also works in narrower blocks than ``draft_block_size``. The paper has none.
         optimizer: ``adamw``, the paper's, or ``muon`` (matrices; norms stay with AdamW), which needs
             far fewer steps.
         peak_lr: learning rate after warm-up; falls to zero on a cosine.
@@ -51,6 +53,7 @@ class TrainingConfig:
     num_anchors: int = 512
     max_blocks_per_step: int | None = None
     gamma: float | None = None
+    narrow_share: float = 0.0
     optimizer: str = "adamw"
     peak_lr: float = 6e-4
     weight_decay: float = 0.0
@@ -87,6 +90,8 @@ class TrainingConfig:
             raise ConfigError(f"optimizer must be one of {OPTIMIZERS}, not {self.optimizer!r}")
         if not 0.0 <= self.warmup_ratio < 1.0:
             raise ConfigError(f"warmup_ratio must be in [0, 1), not {self.warmup_ratio}")
+        if not 0.0 <= self.narrow_share <= 1.0:
+            raise ConfigError(f"narrow_share must be in [0, 1], not {self.narrow_share}")
         if self.gamma is not None and self.gamma <= 0:
             raise ConfigError(f"gamma must be positive, not {self.gamma}")
 

@@ -32,7 +32,8 @@ class DraftBlocks:
         anchors: ``[M]`` int64, position of each anchor.
         anchor_ids: ``[M]`` int64, token at the anchor.
         labels: ``[M, N]`` int64, data tokens at the masked positions (0 where there is none).
-        is_supervised: ``[M, N]`` bool, inside the sequence and its loss mask.
+        is_supervised: ``[M, N]`` bool, inside the sequence, its loss mask and the block's size.
+        sizes: ``[M]`` int64, 2..B; positions behind a block's size are hidden from it.
     """
 
     rows: Tensor
@@ -40,6 +41,7 @@ class DraftBlocks:
     anchor_ids: Tensor
     labels: Tensor
     is_supervised: Tensor
+    sizes: Tensor
 
     def to(self, device: torch.device) -> DraftBlocks:
         """Move to a device."""
@@ -49,6 +51,7 @@ class DraftBlocks:
             self.anchor_ids.to(device),
             self.labels.to(device),
             self.is_supervised.to(device),
+            self.sizes.to(device),
         )
 
 
@@ -139,13 +142,31 @@ def position_weights(draft_block_size: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(draft_block_size - 1, dtype=torch.float32) / gamma)
 
 
-def lay_out(batch: Batch, anchors: list[Tensor], draft_block_size: int) -> DraftBlocks:
+def draw_sizes(
+    num_blocks: int, draft_block_size: int, narrow_share: float, generator: torch.Generator
+) -> Tensor:
+    """Draw the size of each block ``[num_blocks]``: B, or for ``narrow_share`` of them 2..B-1.
+
+    A drafter that has only seen whole blocks drafts badly in narrower ones, and serving needs them:
+    policies ``static:<w>`` with a smaller w, and the end of every request.
+    """
+    if narrow_share == 0 or draft_block_size < 3:
+        return torch.full((num_blocks,), draft_block_size)
+    is_narrow = torch.rand(num_blocks, generator=generator) < narrow_share
+    narrow = torch.randint(2, draft_block_size, (num_blocks,), generator=generator)
+    return torch.where(is_narrow, narrow, draft_block_size)
+
+
+def lay_out(
+    batch: Batch, anchors: list[Tensor], draft_block_size: int, sizes: list[Tensor] | None = None
+) -> DraftBlocks:
     """Build the draft blocks of a batch.
 
     Args:
         batch: R sequences.
         anchors: R tensors of positions.
         draft_block_size: B.
+        sizes: R tensors as long as ``anchors``; None makes every block whole.
     """
     counts = torch.tensor([a.shape[0] for a in anchors])
     rows = torch.repeat_interleave(torch.arange(len(anchors)), counts)  # [M]
@@ -153,10 +174,12 @@ def lay_out(batch: Batch, anchors: list[Tensor], draft_block_size: int) -> Draft
     ahead = positions[:, None] + torch.arange(1, draft_block_size)  # [M, N]
     is_inside = ahead < batch.lengths[rows][:, None]
     clamped = ahead.clamp(max=batch.input_ids.shape[1] - 1)
-    is_supervised = is_inside & batch.loss_mask[rows[:, None], clamped]
+    widths = torch.full_like(positions, draft_block_size) if sizes is None else torch.cat(sizes)
+    is_visible = torch.arange(1, draft_block_size) < widths[:, None]  # [M, N]
+    is_supervised = is_inside & is_visible & batch.loss_mask[rows[:, None], clamped]
     labels = torch.where(is_inside, batch.input_ids[rows[:, None], clamped], 0)
     anchor_ids = batch.input_ids[rows, positions]
-    return DraftBlocks(rows, positions, anchor_ids, labels, is_supervised)
+    return DraftBlocks(rows, positions, anchor_ids, labels, is_supervised, widths)
 
 
 def draft_hidden(
@@ -180,7 +203,9 @@ def draft_hidden(
     context = model.project(features.flatten(0, 1).to(model.fc.weight.dtype))  # [R*S, H]
     positions = torch.arange(num_context, device=features.device).repeat(num_rows)
     keys_values = model.context_kv(context, positions)  # [L, R*S, 2, G, D]
-    block_context = make_block_context(keys_values, num_rows, blocks.rows, blocks.anchors, size)
+    block_context = make_block_context(
+        keys_values, num_rows, blocks.rows, blocks.anchors, size, blocks.sizes
+    )
     block_ids = torch.full(
         (blocks.rows.shape[0], size), model.mask_token_id, device=features.device
     )

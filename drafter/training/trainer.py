@@ -28,6 +28,7 @@ from drafter.training.objective import (
     BlockScores,
     draft_hidden,
     draw_anchors,
+    draw_sizes,
     lay_out,
     position_weights,
     score_blocks,
@@ -151,11 +152,12 @@ class Trainer:
         epoch, index = self._plan.locate(step)
         batch = collate(self._rows, self._plan.epoch(epoch)[index])
         quota = config.anchors_per_row(len(batch.row_ids))
-        anchors = [
-            draw_anchors(mask, quota, self._generator(epoch, row_id))
-            for row_id, mask in zip(batch.row_ids, batch.loss_mask, strict=True)
-        ]
-        blocks = lay_out(batch, anchors, config.draft_block_size).to(self._device)
+        size, anchors, sizes = config.draft_block_size, [], []
+        for row_id, mask in zip(batch.row_ids, batch.loss_mask, strict=True):
+            generator = self._generator(epoch, row_id)
+            anchors.append(draw_anchors(mask, quota, generator))
+            sizes.append(draw_sizes(len(anchors[-1]), size, config.narrow_share, generator))
+        blocks = lay_out(batch, anchors, size, sizes).to(self._device)
         features = self._source.features(batch.input_ids.to(self._device), batch.lengths)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=config.use_bf16):
             hidden = draft_hidden(self.model, self._tables, features, blocks)

@@ -1,12 +1,15 @@
 """Command line of the demo recipe: ``python -m drafter.training.demo STAGE --gsm8k FILE``.
 
 Stages, each resumable, each reading what the one before left in ``--work``:
-    target      tokenizer and target model
-    responses   the target's own responses to training prompts, and greedy ones to held-out prompts
-    drafter     the drafter, trained on the responses
-    evaluate    held-out figures of the pair
-    export      copies of both models in ``--out``
-    all         the five in order
+    base-target     tokenizer and first target, in ``WORK/base`` as the next two
+    base-responses  that target's responses to training prompts, and greedy ones to held-out prompts
+    base-drafter    a drafter trained on them, whole draft blocks
+    sharpen         the shipped target: the first one trained on its own greedy responses
+    responses       the shipped target's responses
+    drafter         the shipped drafter: the first one trained on, also in narrower draft blocks
+    evaluate        held-out figures of the pair
+    export          copies of both models in ``--out``
+    all             all of them in order
 """
 
 from __future__ import annotations
@@ -24,13 +27,19 @@ from drafter.training.demo.corpus import load_conversations, standard_library_so
 from drafter.training.demo.evaluate import evaluate_pair, print_figures
 from drafter.training.demo.generation import GENERATION_ATTENTION
 from drafter.training.demo.pair import export_pair
-from drafter.training.demo.recipe import DrafterRecipe, train_drafter
+from drafter.training.demo.recipe import (
+    DrafterRecipe,
+    base_drafter_recipe,
+    final_drafter_recipe,
+    train_drafter,
+)
 from drafter.training.demo.responses import (
     ResponseRecipe,
     held_out_tasks,
     plan_tasks,
     write_responses,
 )
+from drafter.training.demo.sharpen import SharpenRecipe, greedy_examples, sharpen_target
 from drafter.training.demo.target import (
     TargetRecipe,
     encode_conversation,
@@ -39,7 +48,16 @@ from drafter.training.demo.target import (
 )
 from drafter.training.demo.tokenizer import load_tokenizer, train_tokenizer
 
-STAGES = ("target", "responses", "drafter", "evaluate", "export")
+STAGES = (
+    "base-target",
+    "base-responses",
+    "base-drafter",
+    "sharpen",
+    "responses",
+    "drafter",
+    "evaluate",
+    "export",
+)
 
 
 def load_demo_target(work: Path, attention: str) -> Qwen3ForCausalLM:
@@ -72,6 +90,20 @@ def run_target(gsm8k: Path, work: Path, steps: int | None) -> None:
     train_target(tokenizer, examples, raw, held_out, recipe, work)
 
 
+def run_sharpen(work: Path) -> None:
+    """Train the first target on its own greedy responses; writes ``work/target``."""
+    base = work / "base"
+    target = load_demo_target(base, "sdpa")
+    sharpen_target(
+        target,
+        load_tokenizer(base / "target"),
+        greedy_examples(base / "responses.jsonl"),
+        greedy_examples(base / "held_out_responses.jsonl"),
+        SharpenRecipe(),
+        work,
+    )
+
+
 def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -> None:
     """Write ``work/held_out_responses.jsonl``, then ``work/responses.jsonl``."""
     recipe = ResponseRecipe(passes=passes)
@@ -85,9 +117,10 @@ def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -
     print(f"responses: {done} of {len(groups)} groups")
 
 
-def run_drafter(work: Path, layers: int, steps: int | None, minutes: float | None) -> None:
-    """Train the drafter into ``work/drafter``."""
-    recipe = DrafterRecipe(num_layers=layers)
+def run_drafter(
+    work: Path, recipe: DrafterRecipe, steps: int | None, minutes: float | None
+) -> None:
+    """Train a drafter into ``work/drafter``."""
     if steps is not None:
         training = dataclasses.replace(recipe.training, max_steps=steps)
         recipe = dataclasses.replace(recipe, training=training)
@@ -113,12 +146,18 @@ def run_evaluate(gsm8k: Path, work: Path) -> None:
 def run_stage(stage: str, arguments: argparse.Namespace) -> None:
     """Run one stage."""
     gsm8k, work, minutes = arguments.gsm8k, arguments.work, arguments.minutes
-    if stage == "target":
-        run_target(gsm8k, work, arguments.steps)
-    elif stage == "responses":
-        run_responses(gsm8k, work, arguments.passes, minutes)
+    base = work / "base"
+    if stage == "base-target":
+        run_target(gsm8k, base, arguments.steps)
+    elif stage == "sharpen":
+        run_sharpen(work)
+    elif stage.endswith("responses"):
+        folder = base if stage.startswith("base") else work
+        run_responses(gsm8k, folder, arguments.passes, minutes)
+    elif stage == "base-drafter":
+        run_drafter(base, base_drafter_recipe(), arguments.steps, minutes)
     elif stage == "drafter":
-        run_drafter(work, arguments.layers, arguments.steps, minutes)
+        run_drafter(work, final_drafter_recipe(base / "drafter"), arguments.steps, minutes)
     elif stage == "evaluate":
         run_evaluate(gsm8k, work)
     else:
@@ -139,14 +178,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps of the target or drafter stage")
     parser.add_argument("--minutes", type=float, help="time of the responses or drafter stage")
     parser.add_argument("--passes", type=int, default=1, help="responses per training prompt")
-    parser.add_argument("--layers", type=int, choices=[2, 3], default=2, help="draft layers")
     arguments = parser.parse_args()
     if arguments.stage == "all" and arguments.steps is not None:
         parser.error("--steps belongs to one stage; run the stages one by one")
     if arguments.gsm8k is None and arguments.stage not in ("drafter", "export"):
         parser.error(f"the stage {arguments.stage} needs --gsm8k")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    (arguments.work / "base").mkdir(parents=True, exist_ok=True)
     for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
         run_stage(stage, arguments)
 

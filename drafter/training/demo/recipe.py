@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafter.model import DraftModel
+from drafter.model import DraftModel, load_draft_model
+from drafter.training.attention import ATTENTION_NAME
 from drafter.training.build import build_draft_model, find_mask_token_id
 from drafter.training.capture import (
     CachedFeatureSource,
@@ -20,6 +22,8 @@ from drafter.training.config import TrainingConfig
 from drafter.training.data import read_rows
 from drafter.training.export import export_drafter
 from drafter.training.trainer import Trainer
+
+FINAL_STEPS = 1400
 
 
 def demo_training_config() -> TrainingConfig:
@@ -34,19 +38,42 @@ def demo_training_config() -> TrainingConfig:
         max_blocks_per_step=256,
         feature_cache_gb=6.0,
         checkpoint_every=200,
-        evaluate_every=1000,
-        held_out_blocks=24,
+        evaluate_every=500,
+        held_out_blocks=64,
         seed=20261201,
     )
 
 
 @dataclass(frozen=True)
 class DrafterRecipe:
-    """Shape of the drafter beside its training settings."""
+    """Shape of the drafter beside its training settings.
+
+    Attributes:
+        initial: folder of a drafter to train on from; None starts with fresh weights.
+    """
 
     num_layers: int = 2
     num_taps: int = 5
+    initial: str | None = None
     training: TrainingConfig = field(default_factory=demo_training_config)
+
+
+def base_drafter_recipe() -> DrafterRecipe:
+    """Return the first drafter's recipe: whole draft blocks, the first target's responses."""
+    return DrafterRecipe()
+
+
+def final_drafter_recipe(base: Path) -> DrafterRecipe:
+    """Return the shipped drafter's recipe: trained on from ``base``, narrower draft blocks too."""
+    training = replace(
+        demo_training_config(),
+        peak_lr=2e-3,
+        max_steps=FINAL_STEPS,
+        narrow_share=0.5,
+        evaluate_every=400,
+        seed=20261203,
+    )
+    return DrafterRecipe(initial=str(base), training=training)
 
 
 def new_drafter(
@@ -79,6 +106,9 @@ def train_drafter(
         The last held-out figures.
     """
     model = new_drafter(target, tokenizer, recipe)
+    if recipe.initial is not None:
+        start = load_draft_model(Path(recipe.initial), torch.float32, ATTENTION_NAME)
+        model.load_state_dict(start.state_dict())
     config = recipe.training
     source = CachedFeatureSource(
         TransformersFeatureSource(target, model.target_layer_ids, use_bf16=True),

@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from drafter.training.demo.corpus import Conversation
 from drafter.training.demo.tokenizer import END_OF_TEXT, MASK, TURN_END, token_id
 
-IGNORED = -100
+PROMPT_WEIGHT = 0.25
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ def batches(examples: list[Example], tokens: int, rng: random.Random) -> list[li
     return groups
 
 
-def collate(group: list[Example], prompt_weight: float = 0.25) -> tuple[Tensor, Tensor, Tensor]:
+def collate(
+    group: list[Example], prompt_weight: float = PROMPT_WEIGHT
+) -> tuple[Tensor, Tensor, Tensor]:
     """Pad a group; returns ids ``[R, T]``, labels ``[R, T-1]`` and weights ``[R, T-1]``."""
     longest = max(len(e.token_ids) for e in group)
     ids = torch.zeros(len(group), longest, dtype=torch.long)
@@ -155,9 +157,11 @@ def learning_rate(step: int, recipe: TargetRecipe) -> float:
     return recipe.peak_lr * (1.0 - 0.98 * progress)
 
 
-def batch_loss(model: Qwen3ForCausalLM, group: list[Example]) -> Tensor:
+def batch_loss(
+    model: Qwen3ForCausalLM, group: list[Example], prompt_weight: float = PROMPT_WEIGHT
+) -> Tensor:
     """Weighted cross-entropy of one padded group (bf16 autocast)."""
-    ids, labels, weights = collate(group)
+    ids, labels, weights = collate(group, prompt_weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     losses = functional.cross_entropy(
@@ -224,12 +228,13 @@ def update(
     optimizers: list[torch.optim.Optimizer],
     group: list[Example],
     rate: float,
+    prompt_weight: float = PROMPT_WEIGHT,
 ) -> float:
     """Take one optimizer step; returns the loss."""
     for optimizer in optimizers:
         for parameters in optimizer.param_groups:
             parameters["lr"] = rate
-    loss = batch_loss(model, group)
+    loss = batch_loss(model, group, prompt_weight)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:

@@ -8,12 +8,14 @@ import pytest
 import torch
 from training_models import MASK_ID, VOCAB, tiny_drafter, tiny_target
 
+from drafter.training.attention import visible_keys
 from drafter.training.capture import TargetTables, TransformersFeatureSource
 from drafter.training.data import TrainingRow, collate
 from drafter.training.objective import (
     DraftBlocks,
     draft_hidden,
     draw_anchors,
+    draw_sizes,
     lay_out,
     leading_runs,
     position_weights,
@@ -82,6 +84,7 @@ def _example() -> tuple[torch.Tensor, DraftBlocks]:
         anchor_ids=torch.tensor([7, 8, 9]),
         labels=none,
         is_supervised=none.bool(),
+        sizes=torch.full((3,), 4),
     )
     return features, blocks
 
@@ -108,7 +111,7 @@ def test_a_block_sees_its_own_anchor_and_no_other_block() -> None:
     for changed_block in range(3):
         ids = blocks.anchor_ids.clone()
         ids[changed_block] = 40
-        other = DraftBlocks(blocks.rows, blocks.anchors, ids, blocks.labels, blocks.is_supervised)
+        other = DraftBlocks(blocks.rows, blocks.anchors, ids, blocks.labels, blocks.is_supervised, blocks.sizes)
         after = _hidden(features, other)
         for block in range(3):
             is_equal = bool((before[block] == after[block]).all(-1).any())
@@ -150,6 +153,7 @@ def test_a_batch_of_blocks_equals_each_block_alone() -> None:
             anchor_ids=blocks.anchor_ids[index : index + 1],
             labels=blocks.labels[:1],
             is_supervised=blocks.is_supervised[:1],
+            sizes=blocks.sizes[:1],
         )
         single = _hidden(features[row : row + 1, :anchor], alone)
         torch.testing.assert_close(single[0], together[index], rtol=1e-5, atol=1e-5)
@@ -178,7 +182,7 @@ def test_eal_accuracy_and_loss_by_hand() -> None:
     predictions = torch.tensor([[4, 5, 60], [7, 8, 9]])
     hidden = 30.0 * torch.nn.functional.one_hot(predictions, VOCAB).float()
     zeros = torch.zeros(2, dtype=torch.long)
-    blocks = DraftBlocks(zeros, zeros, zeros, labels, supervised)
+    blocks = DraftBlocks(zeros, zeros, zeros, labels, supervised, zeros + 4)
     weights = position_weights(4, 2.0)
     scores = score_blocks(hidden, torch.eye(VOCAB), blocks, weights, chunk=8)
     metrics = scores.metrics()
@@ -193,7 +197,9 @@ def test_chunks_change_neither_loss_nor_gradient() -> None:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, VOCAB, (5, 3), generator=generator)
     zeros = torch.zeros(5, dtype=torch.long)
-    blocks = DraftBlocks(zeros, zeros, zeros, labels, torch.ones(5, 3, dtype=torch.bool))
+    blocks = DraftBlocks(
+        zeros, zeros, zeros, labels, torch.ones(5, 3, dtype=torch.bool), zeros + 4
+    )
     head = torch.randn(VOCAB, 8, generator=generator)
     start = torch.randn(5, 3, 8, generator=generator)
     results = []
@@ -222,3 +228,21 @@ def test_mask_token_fills_every_position_but_the_anchor(monkeypatch: pytest.Monk
     expected = [7, *[MASK_ID] * 3, 8, *[MASK_ID] * 3, 9, *[MASK_ID] * 3]
     assert torch.equal(embeddings[0], tables.embedding[expected])
     assert positions[0].tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 4, 5, 6, 7]
+
+
+def test_narrow_blocks_hide_what_is_behind_them() -> None:
+    rows = [TrainingRow(tuple(range(10, 22)), (True,) * 12)]
+    batch = collate(rows, [0])
+    blocks = lay_out(batch, [torch.tensor([2, 3])], 6, [torch.tensor([3, 6])])
+    assert blocks.sizes.tolist() == [3, 6]
+    assert blocks.is_supervised.tolist() == [[True, True, False, False, False], [True] * 5]
+    seen = visible_keys(blocks.anchors, 3, 6, blocks.sizes)[:, 0, 0].tolist()
+    assert seen[0] == [True, True, False, True, True, True, False, False, False]
+    assert seen[1] == [True, True, True] + [True] * 6
+
+
+def test_sizes_are_whole_without_a_share_and_in_range_with_one() -> None:
+    assert draw_sizes(5, 16, 0.0, torch.Generator()).tolist() == [16] * 5
+    drawn = draw_sizes(4000, 16, 0.5, torch.Generator().manual_seed(1))
+    assert set(drawn.tolist()) == set(range(2, 17))
+    assert 0.45 < float((drawn < 16).float().mean()) < 0.55
