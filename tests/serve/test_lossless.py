@@ -41,7 +41,7 @@ def prompts(app_args: AppArgs) -> list[list[int]]:
     tokenizer = ChatTokenizer.load(make_spec(app_args).target_path)
     encoded = [tokenizer._encode_chat(messages) for messages in _messages()]
     assert len(encoded) == NUM_PROMPTS
-    return [ids[-1200:] for ids in encoded]
+    return [ids[-800:] for ids in encoded]
 
 
 def requests_for(
@@ -53,7 +53,7 @@ def requests_for(
         GenerationRequest(
             f"{policy}-{temperature}-{i}",
             prompt,
-            rng.randint(12, 36),
+            rng.randint(8, 24),
             SamplingParams(
                 temperature, rng.choice([1.0, 0.95]), rng.choice([0, 20]), seed=1000 + i
             ),
