@@ -70,6 +70,12 @@ class LinkArgs(Section):
     kind: Literal["ipc", "tcp"] = Field(
         "ipc", description="ipc when all processes share a node, tcp when they may not."
     )
+    spin_ms: float = Field(
+        20.0,
+        ge=0,
+        description="How long executors and coordinator look for the next message before they sleep; "
+        "they yield the CPU while they look. 0 saves power and costs about 1 ms a cycle.",
+    )
     step_timeout_s: float = Field(
         120.0, gt=0, description="A step that takes longer means a lost executor."
     )

@@ -13,7 +13,7 @@ from dflash_wire.codec import decode_result, encode_plan
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepPlan, StepResult
-from services.config import AppArgs, ExecutorArgs
+from services.config import AppArgs, ExecutorArgs, LinkArgs
 from services.executors import PLAN, DrafterActor, VerifierActor
 from services.links import POLL_MS, Inbound, Outbound
 from services.spec import EngineSpec
@@ -30,10 +30,10 @@ class ZmqRing:
     Raises ``EngineUnavailableError`` from ``run`` once ``mark_lost`` was called or a step times out.
     """
 
-    def __init__(self, link_kind: str, step_timeout_s: float) -> None:
-        self._inbound = Inbound(link_kind)
+    def __init__(self, link: LinkArgs) -> None:
+        self._inbound = Inbound(link.kind, link.spin_ms)
         self._outbound: Outbound | None = None
-        self._step_timeout_s = step_timeout_s
+        self._step_timeout_s = link.step_timeout_s
         self._lost_reason: str | None = None
 
     @property
@@ -102,8 +102,8 @@ class EngineGroup:
     """
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
-        link = args.link.kind
-        self.ring = ZmqRing(link, args.link.step_timeout_s)
+        link = args.link
+        self.ring = ZmqRing(link)
         self._verifier = _create(VerifierActor, args.verifier, spec, link, args.features.transport)
         self._drafter = _create(DrafterActor, args.drafter, spec, link, args.features.mode)
         self.limits = self._pair()

@@ -21,6 +21,7 @@ from dflash_wire.codec import (
 from dflash_wire.errors import error_to_wire
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepResult
+from services.config import LinkArgs
 from services.links import POLL_MS, Inbound, Outbound
 from services.spec import EngineSpec
 
@@ -40,9 +41,9 @@ class RingStage:
     ends the loop.
     """
 
-    def __init__(self, handler: Handler, link_kind: str, num_threads: int) -> None:
+    def __init__(self, handler: Handler, link: LinkArgs, num_threads: int) -> None:
         self._handler = handler
-        self._link_kind = link_kind
+        self._link = link
         self._num_threads = num_threads
         self._next_address = ""
         self._stopped = threading.Event()
@@ -73,7 +74,7 @@ class RingStage:
 
         # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
         torch.set_num_threads(self._num_threads)
-        inbound = Inbound(self._link_kind)
+        inbound = Inbound(self._link.kind, self._link.spin_ms)
         self.address = inbound.address
         self._bound.set()
         self._connected.wait()
@@ -101,7 +102,7 @@ class RingStage:
 class VerifierActor:
     """Ray actor around the target model. Life cycle: ``load``, ``pair``, ``connect``."""
 
-    def __init__(self, spec: EngineSpec, link_kind: str, feature_transport: str) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_transport: str) -> None:
         import torch
 
         from services.engines import load_target
@@ -110,7 +111,7 @@ class VerifierActor:
         register_shm_transport()
         torch.set_num_threads(spec.verifier_threads)
         self._spec = spec
-        self._link_kind = link_kind
+        self._link = link
         self._feature_transport = feature_transport
         self._target = load_target(spec)
         self._stage: RingStage | None = None
@@ -135,7 +136,7 @@ class VerifierActor:
         shape = (spec.max_step_positions, len(taps) * target.hidden_size)
         self._sender = FeatureSender(shape, target.dtype, target.device, self._feature_transport)
         self._engine = build_verifier(spec, target, self._sender.pool, taps)
-        self._stage = RingStage(self._verify, self._link_kind, spec.verifier_threads)
+        self._stage = RingStage(self._verify, self._link, spec.verifier_threads)
         limits = engine_limits(spec, target.max_positions, draft_block_size)
         return [self._sender.reference()], self._stage.address, limits
 
@@ -158,7 +159,7 @@ class VerifierActor:
 class DrafterActor:
     """Ray actor around the draft model. Life cycle: ``describe``, ``attach``, ``connect``."""
 
-    def __init__(self, spec: EngineSpec, link_kind: str, feature_mode: str) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_mode: str) -> None:
         import torch
 
         from services.engines import load_drafter
@@ -167,7 +168,7 @@ class DrafterActor:
         register_shm_transport()
         torch.set_num_threads(spec.drafter_threads)
         self._spec = spec
-        self._link_kind = link_kind
+        self._link = link
         self._feature_mode = feature_mode
         self._model = load_drafter(spec)
         self._stage: RingStage | None = None
@@ -186,7 +187,7 @@ class DrafterActor:
 
         self._features = FeatureReceiver(references[0], self._feature_mode)
         self._engine = build_drafter(self._spec, self._model, self._features.pool)
-        self._stage = RingStage(self._draft, self._link_kind, self._spec.drafter_threads)
+        self._stage = RingStage(self._draft, self._link, self._spec.drafter_threads)
         return self._stage.address
 
     def connect(self, next_address: str) -> None:

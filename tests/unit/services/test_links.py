@@ -16,6 +16,7 @@ from dflash_wire.errors import (
     error_from_wire,
 )
 from dflash_wire.records import StepPlan, StepResult
+from services.config import LinkArgs
 from services.executors import ERROR, PLAN, RingStage
 from services.links import Inbound, Outbound
 
@@ -27,14 +28,14 @@ KINDS = ["ipc", "tcp"]
 
 @pytest.fixture
 def inbound() -> Iterator[Inbound]:
-    socket = Inbound("ipc")
+    socket = Inbound("ipc", 1.0)
     yield socket
     socket.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_arrive_whole_and_in_order(kind: str) -> None:
-    inbound = Inbound(kind)
+    inbound = Inbound(kind, 1.0)
     outbound = Outbound(inbound.address)
     messages = [[b"a", bytes([i]), b""] for i in range(20)]
     for message in messages:
@@ -50,7 +51,7 @@ def test_ipc_leaves_no_file(inbound: Inbound) -> None:
 
 
 def test_tcp_stays_on_this_machine_without_ray() -> None:
-    inbound = Inbound("tcp")
+    inbound = Inbound("tcp", 1.0)
     assert inbound.address.startswith("tcp://127.0.0.1:")
     inbound.close()
 
@@ -75,8 +76,8 @@ class Stage:
     """A ``RingStage`` with both its neighbours."""
 
     def __init__(self, handler: Handler) -> None:
-        self.after = Inbound("ipc")
-        self.stage = RingStage(handler, "ipc", 1)
+        self.after = Inbound("ipc", 1.0)
+        self.stage = RingStage(handler, LinkArgs(), 1)
         self.before = Outbound(self.stage.address)
         self.stage.connect(self.after.address)
 
@@ -171,8 +172,8 @@ def test_stage_sets_its_own_thread_count(make_stage: Callable[[Handler], Stage])
 
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_stop_ends_the_thread(is_connected: bool) -> None:
-    stage = RingStage(lambda message: message, "ipc", 1)
-    after = Inbound("ipc")
+    stage = RingStage(lambda message: message, LinkArgs(), 1)
+    after = Inbound("ipc", 1.0)
     if is_connected:
         stage.connect(after.address)
     stage.stop()
