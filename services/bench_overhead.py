@@ -23,6 +23,7 @@ from dflash_wire.records import GenerationRequest, StepPlan, StepResult, TokenCh
 from gateway.coordinator.coordinator import Coordinator
 from services.config import AppArgs
 from services.engine_group import EngineGroup
+from services.links import pin_thread
 from services.local import build_local_ring
 from services.spec import make_spec
 from services.yaml_args import read_app_args
@@ -63,6 +64,7 @@ def measure(args: AppArgs, policy: str, num_tokens: int, repeats: int) -> dict[s
     torch.set_num_threads(args.verifier.num_threads)
     local, limits = build_local_ring(spec)
     group = EngineGroup(args, spec)
+    pin_thread(args.link.pin_cpu)
     rings = {"one process": TimedRing(local), "two actors": TimedRing(group.ring)}
     coordinators = {
         name: Coordinator(ring, _Discard(), limits, policy) for name, ring in rings.items()

@@ -70,11 +70,18 @@ class LinkArgs(Section):
     kind: Literal["ipc", "tcp"] = Field(
         "ipc", description="ipc when all processes share a node, tcp when they may not."
     )
+    pin_cpu: int | None = Field(
+        None,
+        ge=0,
+        description="Run the step threads of coordinator, drafter and verifier on one CPU: this index "
+        "into the allowed ones, modulo their number. They work one after another, so a step then never "
+        "waits for another CPU to wake up. For models on CPU.",
+    )
     spin_ms: float = Field(
-        20.0,
+        0.0,
         ge=0,
         description="How long executors and coordinator look for the next message before they sleep; "
-        "they yield the CPU while they look. 0 saves power and costs about 1 ms a cycle.",
+        "they yield the CPU while they look. An alternative to pin_cpu where CPUs are plenty.",
     )
     step_timeout_s: float = Field(
         120.0, gt=0, description="A step that takes longer means a lost executor."

@@ -13,6 +13,7 @@ from gateway.coordinator.coordinator import Coordinator
 from services.config import AppArgs
 from services.engine_group import EngineGroup
 from services.frames import FrameSender
+from services.links import pin_thread
 from services.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -70,9 +71,13 @@ class CoordinatorDeployment:
             max_waiting=args.engine.max_waiting,
         )
         self._thread = threading.Thread(
-            target=self._coordinator.run_forever, name="coordinator", daemon=True
+            target=self._run, args=(args.link.pin_cpu,), name="coordinator", daemon=True
         )
         self._thread.start()
+
+    def _run(self, pin_cpu: int | None) -> None:
+        pin_thread(pin_cpu)
+        self._coordinator.run_forever()
 
     async def generate(self, frame: bytes) -> dict[str, str | None] | None:
         """Run one request to its end; its tokens travel as frames.

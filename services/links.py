@@ -31,6 +31,13 @@ def bind_inbound(socket: Any, kind: str) -> str:
     return f"tcp://{host}:{port}"
 
 
+def pin_thread(cpu: int | None) -> None:
+    """Keep the calling thread on one CPU, where the system can; None leaves it alone."""
+    if cpu is not None and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[cpu % len(allowed)]})
+
+
 class Inbound:
     """A blocking PULL socket. Owner: the thread that receives.
 

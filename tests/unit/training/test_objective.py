@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_block_sees_its_own_anchor_and_no_other_block() -> None:
     for changed_block in range(3):
         ids = blocks.anchor_ids.clone()
         ids[changed_block] = 40
-        other = DraftBlocks(blocks.rows, blocks.anchors, ids, blocks.labels, blocks.is_supervised, blocks.sizes)
+        other = dataclasses.replace(blocks, anchor_ids=ids)
         after = _hidden(features, other)
         for block in range(3):
             is_equal = bool((before[block] == after[block]).all(-1).any())
@@ -197,9 +198,7 @@ def test_chunks_change_neither_loss_nor_gradient() -> None:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, VOCAB, (5, 3), generator=generator)
     zeros = torch.zeros(5, dtype=torch.long)
-    blocks = DraftBlocks(
-        zeros, zeros, zeros, labels, torch.ones(5, 3, dtype=torch.bool), zeros + 4
-    )
+    blocks = DraftBlocks(zeros, zeros, zeros, labels, torch.ones(5, 3, dtype=torch.bool), zeros + 4)
     head = torch.randn(VOCAB, 8, generator=generator)
     start = torch.randn(5, 3, 8, generator=generator)
     results = []
