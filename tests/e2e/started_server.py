@@ -30,6 +30,10 @@ def feature_segments() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("dflash-*")}
 
 
+def _take_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class StartedServer:
     """One run of the shipped ``config.yaml``; only the port differs."""
 
@@ -53,6 +57,8 @@ class StartedServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # A runner in the background ignores SIGINT, and children inherit that.
+                preexec_fn=_take_interrupts,
             )
         self.family: set[psutil.Process] = set()
 
