@@ -101,7 +101,7 @@ class RingStage:
 
 
 class VerifierActor:
-    """Ray actor around the target model. Life cycle: ``load``, ``pair``, ``connect``."""
+    """Ray actor around the target model. Life cycle: ``pair``, ``connect``."""
 
     def __init__(self, spec: EngineSpec, link: LinkArgs, feature_transport: str) -> None:
         import torch
