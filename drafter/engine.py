@@ -10,15 +10,18 @@ import time
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from dflash_ops.attention import AttentionRow, StepAttention, build_group
-from dflash_ops.fused_layer import RotaryTables, packed_layers
-from dflash_ops.norms import fuse_rms_norms
+from dflash_ops.fused_layer import packed_layers
+from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.paging import PagedPool
+from dflash_ops.products import product_of
+from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
 from drafter.borrowed import BorrowedWeights
+from drafter.context import ContextProjection
 from drafter.model import DraftModel
 
 
@@ -29,7 +32,8 @@ class DrafterEngine:
     every sequence in the plan, that is ``[0, anchor_position)``.
 
     Args:
-        model: draft model, its attention set to ``dflash_ops.attention.GATHERED``.
+        model: draft model, its attention set to ``dflash_ops.attention.GATHERED``; its layers give
+            their weights up to the engine.
         borrowed: the target's embedding and head.
         pool: context pool with the draft model's layers.
         feature_pool: ``[max_step_positions, K*H]``, shared with the verifier; read here only.
@@ -38,9 +42,12 @@ class DrafterEngine:
     def __init__(
         self, model: DraftModel, borrowed: BorrowedWeights, pool: PagedPool, feature_pool: Tensor
     ) -> None:
-        fuse_rms_norms(model)
         self.model = model
+        self._context = ContextProjection(model)  # before the layers give their weights up
         self._layers = packed_layers(model.layers)
+        self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
+        self._norm = RootMeanSquareNorm.of(model.norm)
+        self._head = product_of(borrowed.head)
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pool = feature_pool
@@ -75,9 +82,7 @@ class DrafterEngine:
             positions += range(i.start_position, end)
             slots.append(self.pool.slots(i.page_ids, i.start_position, end))
         features = self.feature_pool[torch.tensor(rows, device=device)].to(self.dtype)
-        context = self.model.project(features)  # [T, H]
-        kv = self.model.context_kv(context, torch.tensor(positions, device=device))
-        self.pool.write(torch.cat(slots), kv)
+        self.pool.write(torch.cat(slots), self._context(features, self._rotary.at(positions)))
 
     def _draft(self, rows: list[Row]) -> list[list[int]]:
         """One bidirectional pass over ``[anchor, MASK x (width - 1)]`` of every row."""
@@ -91,8 +96,7 @@ class DrafterEngine:
             offset, start = len(token_ids), row.start_position
             token_ids += row.token_ids + [self.model.mask_token_id] * (row.width - 1)
             positions += range(start, start + row.width)
-            context = self.pool.slots(row.page_ids, 0, start)
-            attention_rows.append(AttentionRow(offset, row.width, context, None))
+            attention_rows.append(AttentionRow(offset, row.width, row.page_ids, start, None))
             runs.append(
                 SamplingRun(len(wanted), len(wanted) + row.width - 1, start + 1, row.sampling)
             )
@@ -101,9 +105,9 @@ class DrafterEngine:
         heads_per_kv = config.num_attention_heads // int(
             config.num_key_value_heads or config.num_attention_heads
         )
-        step = StepAttention(self.pool, [build_group(attention_rows, heads_per_kv, self.dtype)])
+        step = StepAttention(self.pool, [build_group(attention_rows, heads_per_kv, self.pool)])
         hidden = self._pass(token_ids, positions, step)
-        logits = linear(hidden[torch.tensor(wanted, device=device)], self.borrowed.head)
+        logits = self._head(hidden[torch.tensor(wanted, device=device)])
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
         chosen: list[int] = choose_tokens(logits, runs).tolist()
@@ -114,9 +118,7 @@ class DrafterEngine:
         model, device = self.model, self.pool.device
         ids = torch.tensor(token_ids, device=device)
         hidden = embedding(ids, self.borrowed.embedding) * model.embedding_scale
-        cos, sin = model.rotary_emb(hidden[None], torch.tensor(positions, device=device)[None])
-        rotary = RotaryTables(cos, sin)
+        rotation = self._rotary.at(positions)
         for layer in self._layers:
-            hidden = layer(hidden, rotary, step)
-        normed: Tensor = model.norm(hidden)
-        return normed
+            hidden = layer(hidden, rotation, step)
+        return self._norm(hidden)

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import ray
 
-from dflash_wire.codec import decode_result, encode_plan
+from dflash_wire.codec import decode_result, encode_drafts, encode_plan
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import StepPlan, StepResult
+from dflash_wire.records import DraftResult, StepPlan, StepResult
 from services.config import AppArgs, ExecutorArgs, LinkArgs
 from services.executors import PLAN, DrafterActor, VerifierActor
 from services.links import POLL_MS, Inbound, Outbound
@@ -32,7 +32,8 @@ class ZmqRing:
 
     def __init__(self, link: LinkArgs) -> None:
         self._inbound = Inbound(link.kind, link.spin_ms)
-        self._outbound: Outbound | None = None
+        self._drafter: Outbound | None = None
+        self._verifier: Outbound | None = None
         self._step_timeout_s = link.step_timeout_s
         self._lost_reason: str | None = None
 
@@ -41,9 +42,10 @@ class ZmqRing:
         """Where the verifier sends results."""
         return self._inbound.address
 
-    def connect(self, drafter_address: str) -> None:
-        """Set the first stage of the ring."""
-        self._outbound = Outbound(drafter_address)
+    def connect(self, drafter_address: str, verifier_address: str) -> None:
+        """Set the stages: steps start at the drafter, or at the verifier when it has nothing to do."""
+        self._drafter = Outbound(drafter_address)
+        self._verifier = Outbound(verifier_address)
 
     def mark_lost(self, reason: str) -> None:
         """Called from the health check's thread when an actor is gone."""
@@ -53,8 +55,7 @@ class ZmqRing:
         """One step around the ring."""
         if self._lost_reason is not None:
             raise EngineUnavailableError(self._lost_reason)
-        assert self._outbound is not None
-        self._outbound.send([PLAN, encode_plan(plan)])
+        self._send(plan)
         deadline = time.monotonic() + self._step_timeout_s
         while time.monotonic() < deadline:
             message = self._inbound.receive(POLL_MS)
@@ -69,11 +70,19 @@ class ZmqRing:
             f"step {plan.step_id} did not return within {self._step_timeout_s:.0f} s"
         )
 
+    def _send(self, plan: StepPlan) -> None:
+        assert self._drafter is not None and self._verifier is not None
+        if plan.needs_drafter:
+            self._drafter.send([PLAN, encode_plan(plan)])
+        else:
+            self._verifier.send([PLAN, encode_plan(plan), encode_drafts(DraftResult.nothing(plan))])
+
     def close(self) -> None:
-        """Close both sockets."""
+        """Close all sockets."""
         self._inbound.close()
-        if self._outbound is not None:
-            self._outbound.close()
+        for outbound in (self._drafter, self._verifier):
+            if outbound is not None:
+                outbound.close()
 
 
 def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
@@ -123,7 +132,7 @@ class EngineGroup:
             ],
             timeout=START_TIMEOUT_S,
         )
-        self.ring.connect(drafter_address)
+        self.ring.connect(drafter_address, verifier_address)
         logger.info("engine group ready: %s", limits)
         paired: EngineLimits = limits
         return paired

@@ -31,14 +31,14 @@ from services.spec import EngineSpec
 logger = logging.getLogger(__name__)
 
 PLAN, ERROR = b"P", b"E"
-Handler = Callable[[list[bytes]], list[bytes]]
+Handler = Callable[[list[bytes]], list[bytes] | None]
 
 
 class RingStage:
     """One stage of the ring: receive, handle, pass on, in a thread of its own.
 
-    Owner of both sockets. A handler's exception becomes an ERROR message for that step; it never
-    ends the loop.
+    Owner of both sockets. A handler that returns None ends the step's way. A handler's exception
+    becomes an ERROR message for that step; it never ends the loop.
     """
 
     def __init__(self, handler: Handler, link: LinkArgs, num_threads: int) -> None:
@@ -84,12 +84,14 @@ class RingStage:
             message = inbound.receive(POLL_MS)
             if message is None:
                 continue
-            outbound.send(self._handle(message))
+            answer = self._handle(message)
+            if answer is not None:
+                outbound.send(answer)
         inbound.close()
         if outbound is not None:
             outbound.close()
 
-    def _handle(self, message: list[bytes]) -> list[bytes]:
+    def _handle(self, message: list[bytes]) -> list[bytes] | None:
         if message[0] == ERROR:
             return message
         try:
@@ -98,6 +100,24 @@ class RingStage:
             logger.exception("a step failed")
             step_id = decode_plan(message[1]).step_id
             return [ERROR, encode_result(StepResult(step_id, [], error=error_to_wire(error)))]
+
+
+class StepGate:
+    """Lets steps through in ascending order only. Owner: the stage's thread.
+
+    A step that the coordinator gave up while the drafter held it can be overtaken by one that needs no
+    drafter; its pages may have other owners by the time it arrives.
+    """
+
+    def __init__(self) -> None:
+        self._last_step_id = -1
+
+    def admits(self, step_id: int) -> bool:
+        """Whether the step may run; mutates."""
+        if step_id <= self._last_step_id:
+            return False
+        self._last_step_id = step_id
+        return True
 
 
 class VerifierActor:
@@ -116,6 +136,7 @@ class VerifierActor:
         self._feature_transport = feature_transport
         self._target = load_target(spec)
         self._stage: RingStage | None = None
+        self._gate = StepGate()
 
     def pair(
         self, facts: dict[str, int], taps: list[int], draft_block_size: int
@@ -151,10 +172,12 @@ class VerifierActor:
         """Whether the actor can take steps."""
         return self._stage is not None and self._stage.is_alive()
 
-    def _verify(self, message: list[bytes]) -> list[bytes]:
-        _, plan, drafts = message
-        result = self._engine.run(decode_plan(plan), decode_drafts(drafts))
-        return [PLAN, encode_result(result)]
+    def _verify(self, message: list[bytes]) -> list[bytes] | None:
+        plan = decode_plan(message[1])
+        if not self._gate.admits(plan.step_id):
+            logger.warning("step %d came too late and is dropped", plan.step_id)
+            return None
+        return [PLAN, encode_result(self._engine.run(plan, decode_drafts(message[2])))]
 
 
 class DrafterActor:

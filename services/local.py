@@ -38,8 +38,8 @@ class LocalRing:
         self.verifier = verifier
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Draft, then verify."""
-        drafts: DraftResult = self.drafter.run(plan)
+        """Draft if there is anything to draft or ingest, then verify."""
+        drafts = self.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
         return self.verifier.run(plan, drafts)
 
 

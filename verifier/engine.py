@@ -118,20 +118,20 @@ class VerifierEngine:
         verify: list[AttentionRow] = []
         groups: list[AttentionGroup] = []
         for p in packed:
-            context = self.pool.slots(p.row.page_ids, 0, p.row.start_position)
+            pages, context = p.row.page_ids, p.row.start_position
             if p.row.is_prefill:
                 visible = None
                 if p.width > 1:
                     visible = torch.ones(
                         p.width, p.width, dtype=torch.bool, device=self.pool.device
                     ).tril_()
-                row = AttentionRow(p.offset, p.width, context, visible)
-                groups.append(build_group([row], heads_per_kv, self.target.dtype))
+                row = AttentionRow(p.offset, p.width, pages, context, visible)
+                groups.append(build_group([row], heads_per_kv, self.pool))
             else:
                 visible = ancestor_mask(p.parents).to(self.pool.device) if p.parents else None
-                verify.append(AttentionRow(p.offset, p.width, context, visible))
+                verify.append(AttentionRow(p.offset, p.width, pages, context, visible))
         if verify:
-            groups.append(build_group(verify, heads_per_kv, self.target.dtype))
+            groups.append(build_group(verify, heads_per_kv, self.pool))
         return groups
 
     def _token_ids(self, packed: list[PackedRow]) -> Tensor:
@@ -141,7 +141,7 @@ class VerifierEngine:
             ids += p.draft_token_ids
         return torch.tensor(ids, dtype=torch.int64, device=self.target.device)
 
-    def _positions(self, packed: list[PackedRow]) -> Tensor:
+    def _positions(self, packed: list[PackedRow]) -> list[int]:
         positions: list[int] = []
         for p in packed:
             start = p.row.start_position
@@ -149,7 +149,7 @@ class VerifierEngine:
                 positions += range(start, start + p.width)
             else:
                 positions += [start + depth for depth in depths(p.parents)]
-        return torch.tensor(positions, dtype=torch.int64, device=self.target.device)
+        return positions
 
     def _choose(self, packed: list[PackedRow], hidden: Tensor) -> list[int]:
         """The target's token after every position that yields one, in logits order."""

@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash_ops.attention import GATHERED, StepAttention
-from dflash_ops.fused_layer import RotaryTables, packed_layers
-from dflash_ops.norms import fuse_rms_norms
+from dflash_ops.fused_layer import packed_layers
+from dflash_ops.norms import RootMeanSquareNorm
+from dflash_ops.products import product_of
+from dflash_ops.rotary import RotaryTables
 from dflash_wire.errors import ConfigError
 
 SUPPORTED_MODEL_TYPES = ("qwen3", "llama")
@@ -73,8 +75,11 @@ class TargetModel:
         except OSError as error:
             raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
         self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
-        fuse_rms_norms(self.model)
-        self._layers = packed_layers(self.model.model.layers)
+        base = self.model.model
+        self._layers = packed_layers(base.layers)
+        self._rotary = RotaryTables(base.rotary_emb, base.norm.weight)
+        self._norm = RootMeanSquareNorm.of(base.norm)
+        self._head = product_of(self.model.lm_head.weight.detach())
         self.device = device
         self.dtype = dtype
         config = self.config
@@ -91,7 +96,7 @@ class TargetModel:
     def forward(
         self,
         token_ids: Tensor,
-        positions: Tensor,
+        positions: list[int],
         step: StepAttention,
         target_layer_ids: list[int],
     ) -> tuple[Tensor, Tensor]:
@@ -99,7 +104,7 @@ class TargetModel:
 
         Args:
             token_ids: ``[T]`` int64.
-            positions: ``[T]`` int64, absolute.
+            positions: T absolute positions.
             step: attention metadata; collects every layer's keys and values.
             target_layer_ids: 0-based layers whose *outputs* are captured, in this order.
 
@@ -108,19 +113,16 @@ class TargetModel:
         """
         base = self.model.model
         hidden = base.embed_tokens(token_ids)
-        cos, sin = base.rotary_emb(hidden[None], positions[None])
-        rotary = RotaryTables(cos, sin)
+        rotation = self._rotary.at(positions)
         wanted = set(target_layer_ids)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotary, step)
+            hidden = layer(hidden, rotation, step)
             if index in wanted:
                 tapped[index] = hidden
         features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)
-        normed: Tensor = base.norm(hidden)
-        return normed, features
+        return self._norm(hidden), features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""
-        logits: Tensor = self.model.lm_head(hidden)
-        return logits
+        return self._head(hidden)

@@ -65,7 +65,7 @@ def commit_row(
     sequence.num_cached = row.start_position + num_cached
     sequence.is_decoding = sequence.is_decoding or row.samples
     sequence.token_ids.extend(committed)
-    if finish_reason is None:
+    if finish_reason is None and sequence.policy.may_draft:
         sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
     if row.is_prefill:
         return RowCommit(committed, finish_reason, 0)

@@ -25,6 +25,10 @@ class BlockPolicy(Protocol):
     def name(self) -> str:
         """What clients call it."""
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether ``width`` can ever exceed 1; if not, the drafter keeps no context of the sequence."""
+
     def width(self, stats: GenerationStats, num_verify_rows: int) -> int:
         """Return the width of the sequence's next cycle, before clipping at its length limit.
 
@@ -50,6 +54,11 @@ class StaticPolicy:
     def name(self) -> str:
         """``off`` or ``static:<w>``."""
         return "off" if self.draft_width == 1 else f"static:{self.draft_width}"
+
+    @property
+    def may_draft(self) -> bool:
+        """False for ``off``."""
+        return self.draft_width > 1
 
     def width(self, stats: GenerationStats, num_verify_rows: int) -> int:
         """Return the fixed width."""

@@ -24,7 +24,8 @@ class Sequence:
     ``is_cancelled`` (set once, by any thread).
 
     Invariants between steps:
-        target KV covers [0, num_cached); drafter context too, once ``pending_ingest`` is done
+        target KV covers [0, num_cached); drafter context too, once ``pending_ingest`` is done, if the
+            policy may draft
         prefilling: num_cached < num_committed
         decoding: num_cached == anchor_position == num_committed - 1
         num_committed < max_length while the sequence is alive

@@ -2,7 +2,7 @@
 
 Registered in transformers' ``AttentionInterface`` as ``GATHERED``; model layers pass our metadata on
 as the keyword argument ``step``. This is the gathered SDPA form: the reference in tests and the CPU's
-serving path. Context keys/values are gathered from pages, the step's own are appended, one masked
+serving path. Context keys/values are gathered from pages, the step's own follow them, one masked
 SDPA runs per group of rows.
 
 Shape letters: T packed tokens, R rows of a group, W widest row, C longest context, H query heads,
@@ -29,14 +29,16 @@ GATHERED = "gathered_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
-    """One row: packed tokens ``[offset, offset + width)`` after ``len(context_slots)`` of context.
+    """One row: packed tokens ``[offset, offset + width)`` after ``context`` committed ones.
 
-    ``visible`` is ``[width, width]`` bool (query, key) within the row; None means all of it.
+    ``page_ids`` covers the context; ``visible`` is ``[width, width]`` bool (query, key) within the row,
+    None means all of it.
     """
 
     offset: int
     width: int
-    context_slots: Tensor
+    page_ids: list[int]
+    context: int
     visible: Tensor | None
 
 
@@ -46,7 +48,10 @@ class AttentionGroup:
 
     num_rows: int
     width: int
-    context_slots: Tensor  # [R * C]
+    context: int
+    page_ids: (
+        Tensor  # [R * P], enough for C + W; the step's own keys and values go behind the context
+    )
     mask: Tensor | None  # [R, 1, queries, C + W] additive; queries = (H / G) * W
     packed_slice: slice | None  # set when the rows lie side by side without padding
     gather_index: Tensor | None  # [R * W] packed index of each padded place
@@ -54,48 +59,47 @@ class AttentionGroup:
     packed_index: Tensor | None  # [n] where they go in the packed order
 
 
-def _additive(visible: Tensor, dtype: torch.dtype, heads_per_kv: int) -> Tensor:
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+def _mask(
+    rows: Sequence[AttentionRow], width: int, context: int, heads_per_kv: int, pool: PagedPool
+) -> Tensor:
+    """The additive mask ``[R, 1, (H / G) * W, C + W]``."""
+    shape = (len(rows), width, context + width)
+    visible = torch.zeros(shape, dtype=torch.bool, device=pool.device)
+    for r, row in enumerate(rows):
+        # Padding queries get the real queries' context too, so no softmax row is empty.
+        visible[r, :, : row.context] = True
+        inside = visible[r, : row.width, context : context + row.width]
+        inside.copy_(torch.ones_like(inside) if row.visible is None else row.visible)
+        visible[r, row.width :, context] = True
+    mask = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
     mask.masked_fill_(~visible, float("-inf"))
     return mask.repeat(1, heads_per_kv, 1)[:, None]
 
 
-def build_group(
-    rows: Sequence[AttentionRow], heads_per_kv: int, dtype: torch.dtype
-) -> AttentionGroup:
+def build_group(rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool) -> AttentionGroup:
     """Pad ``rows`` to a common width and context length.
 
     Args:
         rows: at least one row, in packed order.
         heads_per_kv: H / G, so that grouped heads fold into the query axis.
-        dtype: of queries, for the additive mask.
+        pool: where the context is; queries have its type.
     """
-    device = rows[0].context_slots.device
+    device = pool.device
     width = max(row.width for row in rows)
-    lengths = [row.context_slots.shape[0] for row in rows]
-    context = max(lengths)
+    context = max(row.context for row in rows)
     is_even = all(row.width == width for row in rows)
     is_adjacent = all(a.offset + a.width == b.offset for a, b in pairwise(rows))
-    needs_mask = min(lengths) < context or not is_even or any(r.visible is not None for r in rows)
-    slots = torch.zeros((len(rows), context), dtype=torch.int64, device=device)
-    for r, row in enumerate(rows):
-        slots[r, : lengths[r]] = row.context_slots
-        if 0 < lengths[r] < context:
-            # Masked, but a NaN times zero is a NaN: pad with the row's own data, not a neighbour's.
-            slots[r, lengths[r] :] = row.context_slots[0]
-    mask = None
-    if needs_mask:
-        visible = torch.zeros((len(rows), width, context + width), dtype=torch.bool, device=device)
-        for r, row in enumerate(rows):
-            # Padding queries get the real queries' context too, so no softmax row is empty.
-            visible[r, :, : lengths[r]] = True
-            inside = visible[r, : row.width, context : context + row.width]
-            inside.copy_(torch.ones_like(inside) if row.visible is None else row.visible)
-            visible[r, row.width :, context] = True
-        mask = _additive(visible, dtype, heads_per_kv)
+    is_masked = not is_even or any(row.context < context or row.visible is not None for row in rows)
+    mask = _mask(rows, width, context, heads_per_kv, pool) if is_masked else None
+    num_pages = -(-(context + width) // pool.page_size)
+    padded: list[int] = []
+    for row in rows:
+        used = row.page_ids[: -(-row.context // pool.page_size)]
+        padded += used + used[:1] * (num_pages - len(used)) if used else [0] * num_pages
+    page_ids = torch.tensor(padded, dtype=torch.int64, device=device)
     if is_even and is_adjacent:
         packed = slice(rows[0].offset, rows[-1].offset + width)
-        return AttentionGroup(len(rows), width, slots.flatten(), mask, packed, None, None, None)
+        return AttentionGroup(len(rows), width, context, page_ids, mask, packed, None, None, None)
     gather: list[int] = []
     scatter: list[int] = []
     packed_places: list[int] = []
@@ -105,7 +109,7 @@ def build_group(
         scatter += range(r * width, r * width + row.width)
         packed_places += real
     as_index = [torch.tensor(x, device=device) for x in (gather, scatter, packed_places)]
-    return AttentionGroup(len(rows), width, slots.flatten(), mask, None, *as_index)
+    return AttentionGroup(len(rows), width, context, page_ids, mask, None, *as_index)
 
 
 @dataclass(slots=True)
@@ -118,28 +122,29 @@ class StepAttention:
 
 
 def _attend(
-    group: AttentionGroup, query: Tensor, step_kv: Tensor, pool: Tensor, scale: float
+    group: AttentionGroup,
+    query: Tensor,
+    step_kv: Tensor,
+    step: StepAttention,
+    layer: int,
+    scale: float,
 ) -> Tensor:
     """One group: ``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = step_kv.shape[2]
-    context = pool.index_select(0, group.context_slots)
-    kv = torch.cat(
-        [
-            context.view(rows, -1, 2, num_kv_heads, head_dim),
-            step_kv.view(rows, width, 2, num_kv_heads, head_dim),
-        ],
-        dim=1,
-    )  # [R, C + W, 2, G, D]
+    kv = step.pool.gather(layer, group.page_ids).view(2, num_kv_heads, rows, -1, head_dim)
+    kv = kv[:, :, :, : group.context + width]
+    kv[:, :, :, group.context :] = step_kv.view(rows, width, 2, num_kv_heads, head_dim).permute(
+        2, 3, 0, 1, 4
+    )
+    keys, values = kv.transpose(1, 2)  # [R, G, C + W, D] each
     folded = (
         query.view(rows, width, num_kv_heads, num_heads // num_kv_heads, head_dim)
         .permute(0, 2, 3, 1, 4)
         .reshape(rows, num_kv_heads, -1, head_dim)
     )  # [R, G, (H/G) * W, D]
-    out = scaled_dot_product_attention(
-        folded, kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2), group.mask, scale=scale
-    )
+    out = scaled_dot_product_attention(folded, keys, values, group.mask, scale=scale)
     unfolded = out.view(rows, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
     return unfolded.reshape(rows * width, num_heads, head_dim)
 
@@ -160,15 +165,14 @@ def attend_packed(
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
-    pool = step.pool.data[layer_idx]
     query, step_kv = query.contiguous(), step_kv.contiguous()
     if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
-        return _attend(step.groups[0], query, step_kv, pool, scale)
+        return _attend(step.groups[0], query, step_kv, step, layer_idx, scale)
     out = torch.empty_like(query)
     for group in step.groups:
         part = group.gather_index if group.packed_slice is None else group.packed_slice
         assert part is not None
-        attended = _attend(group, query[part], step_kv[part], pool, scale)
+        attended = _attend(group, query[part], step_kv[part], step, layer_idx, scale)
         if group.packed_slice is not None:
             out[group.packed_slice] = attended
         else:

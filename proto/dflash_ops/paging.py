@@ -14,7 +14,12 @@ class PagedPool:
     """Keys and values by slot.
 
     Owner: the executor that holds it; only that executor writes. Invariant: it never holds
-    speculative state, because only committed positions are written.
+    speculative state, because only committed positions are written; and
+    only finite numbers, because a page's next owner may read what lies behind its own tokens under a
+    mask, and a NaN times zero is a NaN.
+
+    ``data`` is a view ``[layers, slots, 2, G, D]``; in memory a head's part of a page lies together, so
+    that whole pages are gathered into what attention reads fastest.
 
     Args:
         num_layers: layers with their own keys and values.
@@ -38,10 +43,20 @@ class PagedPool:
     ) -> None:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self.data = torch.zeros(
-            (num_layers, self.num_slots, 2, num_kv_heads, head_dim), dtype=dtype, device=device
+        self._pages = torch.zeros(
+            (num_layers, 2, num_kv_heads, num_pages, page_size * head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        self.data = self._pages.view(num_layers, 2, num_kv_heads, self.num_slots, head_dim).permute(
+            0, 3, 1, 2, 4
         )
         self._offsets = torch.arange(page_size, device=device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the pool."""
+        return self.data.dtype
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +77,18 @@ class PagedPool:
         skipped = first * self.page_size
         return slots[start - skipped : end - skipped]
 
+    def gather(self, layer_idx: int, page_ids: Tensor) -> Tensor:
+        """Copy whole pages of one layer.
+
+        Args:
+            layer_idx: the layer.
+            page_ids: ``[n]`` int64.
+
+        Returns:
+            ``[2, G, n, page_size * D]``.
+        """
+        return self._pages[layer_idx].index_select(2, page_ids)
+
     def write(self, slots: Tensor, kv: Tensor) -> None:
         """Write committed tokens; mutates the pool.
 
@@ -69,4 +96,4 @@ class PagedPool:
             slots: ``[n]`` int64.
             kv: ``[num_layers, n, 2, G, D]``.
         """
-        self.data.index_copy_(1, slots, kv)
+        self.data.index_copy_(1, slots, torch.nan_to_num(kv))

@@ -164,6 +164,8 @@ class Row:
 class StepPlan:
     """One step around the ring: coordinator -> drafter -> verifier -> coordinator.
 
+    A step that gives the drafter nothing to do leaves it out.
+
     The verifier writes the features of the packed position ``i`` (rows in order) to FeaturePool row
     ``feature_base + i``.
     """
@@ -177,6 +179,11 @@ class StepPlan:
     def num_positions(self) -> int:
         """Packed target positions of the whole step."""
         return sum(row.num_positions for row in self.rows)
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether there is anything to ingest or to draft."""
+        return bool(self.ingests) or any(row.width > 1 for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -192,6 +199,11 @@ class DraftResult:
     parents: list[list[int]] | None = None
     """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
     ``n``-th draft token. None: every row is a chain."""
+
+    @classmethod
+    def nothing(cls, plan: StepPlan) -> DraftResult:
+        """What stands in for the drafter's answer in a step without it."""
+        return cls(plan.step_id, [[] for _ in plan.rows])
 
 
 @dataclass(slots=True)

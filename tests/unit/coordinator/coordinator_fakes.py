@@ -210,7 +210,7 @@ class FakeRing:
             wanted = Entry(row.seq_id, life, position, history[position])
             assert self._kv.get(slot) == wanted, f"KV has {self._kv.get(slot)}, not {wanted}"
             held = self._context.get(slot)
-            assert held == wanted, f"drafter context has {held}, not {wanted}"
+            assert row.width == 1 or held == wanted, f"drafter context has {held}, not {wanted}"
             state = advance(state, self._kv[slot].token_id)
         return state
 

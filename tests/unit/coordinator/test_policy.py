@@ -17,6 +17,7 @@ def test_known_policies(text: str, width: int) -> None:
     policy = parse_policy(text, 16)
     assert policy.name == text
     assert policy.width(GenerationStats(), 3) == width
+    assert policy.may_draft == (width > 1)
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,14 @@ def test_ingest_travels_in_the_next_plan_even_without_a_row() -> None:
     assert len(lone) > 10
 
 
-def test_policy_off_still_ingests() -> None:
-    bench = Bench(policy="off")
+@pytest.mark.parametrize(("policy", "needs"), [("off", False), ("static:4", True)])
+def test_only_sequences_that_may_draft_are_ingested(policy: str, needs: bool) -> None:
+    bench = Bench(drafter=always_wrong, policy=policy)
     bench.submit(make_request("r", 5, 4))
     bench.run_until_idle()
     counts = [[i.num_tokens for i in plan.ingests] for plan in bench.ring.plans]
-    assert counts == [[], [5], [1], [1]]
+    assert counts == ([[], [5], [1], [1]] if needs else [[], [], [], []])
+    assert [plan.needs_drafter for plan in bench.ring.plans] == [False, needs, needs, needs]
 
 
 def test_preemption_takes_the_youngest_and_changes_nothing() -> None:

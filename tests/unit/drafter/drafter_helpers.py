@@ -56,8 +56,10 @@ def draft_config(
     )
 
 
-def save_random_draft(path: Path, config: Qwen3Config, seed: int = 0) -> DraftModel:
-    """Random weights, norms included, saved by ``save_draft_model``."""
+def save_random_draft(
+    path: Path, config: Qwen3Config, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> DraftModel:
+    """Random weights, norms included, saved by ``save_draft_model``; values that ``dtype`` has."""
     torch.manual_seed(seed)
     model = DraftModel(config)
     with torch.no_grad():
@@ -66,6 +68,7 @@ def save_random_draft(path: Path, config: Qwen3Config, seed: int = 0) -> DraftMo
                 value.normal_(1.0, 0.2)
             else:
                 value.normal_(0.0, 0.2)
+            value.copy_(value.to(dtype))
     save_draft_model(model, path, torch.float32)
     return model
 

@@ -48,6 +48,7 @@ def load_reference(path: Path) -> Any:
     return model.eval()
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("num_layers", "num_heads", "num_kv_heads", "nested", "top"),
     [
@@ -70,9 +71,11 @@ def test_logits_over_cycles(
     num_kv_heads: int,
     nested: dict[str, Any],
     top: dict[str, Any],
+    stored: torch.dtype,
 ) -> None:
+    """Weights that only float32 holds take dense products, weights of 16 bits packed ones."""
     config = draft_config(num_layers, num_heads, num_kv_heads, dflash_config=nested, **top)
-    save_random_draft(tmp_path, config)
+    save_random_draft(tmp_path, config, dtype=stored)
     theirs, ours = load_reference(tmp_path), make_engine(tmp_path)
     assert list(theirs.target_layer_ids) == ours.model.target_layer_ids
     assert theirs.block_size == ours.model.draft_block_size

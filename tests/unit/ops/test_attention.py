@@ -17,13 +17,14 @@ pytestmark = pytest.mark.unit
 HEAD_DIM = 8
 NUM_KV_HEADS = 2
 SCALE = 0.3
-NUM_SLOTS = 64
+NUM_PAGES = 16
+PAGE_SIZE = 4
 LAYER = 1
 
 
 def make_pool() -> PagedPool:
     pool = PagedPool(
-        2, NUM_SLOTS // 4, 4, NUM_KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")
+        2, NUM_PAGES, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")
     )
     pool.data.normal_()
     return pool
@@ -37,20 +38,22 @@ def tree_mask(width: int, rng: random.Random) -> Tensor:
 
 
 def make_row(offset: int, width: int, context: int, visible: Tensor | None) -> AttentionRow:
-    return AttentionRow(offset, width, torch.randperm(NUM_SLOTS)[:context], visible)
+    page_ids = torch.randperm(NUM_PAGES)[: -(-context // PAGE_SIZE)].tolist()
+    return AttentionRow(offset, width, page_ids, context, visible)
 
 
 def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool: Tensor) -> Tensor:
     """``query [T, H, D]``, ``key``/``value [T, G, D]``, ``pool [slots, 2, G, D]`` -> ``[W, H, D]``."""
     num_heads = query.shape[1]
+    slots = [row.page_ids[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(row.context)]
     outputs = torch.zeros(row.width, num_heads, HEAD_DIM)
     for i in range(row.width):
         seen = [j for j in range(row.width) if row.visible is None or row.visible[i, j]]
         own = [row.offset + j for j in seen]
         for head in range(num_heads):
             group = head * NUM_KV_HEADS // num_heads
-            keys = torch.cat([pool[row.context_slots, 0, group], key[own, group]])
-            values = torch.cat([pool[row.context_slots, 1, group], value[own, group]])
+            keys = torch.cat([pool[slots, 0, group], key[own, group]])
+            values = torch.cat([pool[slots, 1, group], value[own, group]])
             weights = (keys @ query[row.offset + i, head] * SCALE).softmax(dim=0)
             outputs[i, head] = weights @ values
     return outputs
@@ -62,7 +65,7 @@ def check(groups: list[list[AttentionRow]], heads_per_kv: int) -> None:
     total = sum(row.width for row in rows)
     query = torch.randn(total, NUM_KV_HEADS * heads_per_kv, HEAD_DIM)
     key, value = torch.randn(2, total, NUM_KV_HEADS, HEAD_DIM)
-    built = [build_group(group, heads_per_kv, torch.float32) for group in groups]
+    built = [build_group(group, heads_per_kv, pool) for group in groups]
     step = StepAttention(pool, built)
     # transformers hands over transposed views, so the test does too.
     packed, weights = gathered_attention(
@@ -121,14 +124,14 @@ def test_even_rows_are_not_gathered(contexts: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rng = random.Random(1)
     rows = [make_row(4 * i, 4, c, tree_mask(4, rng)) for i, c in enumerate(contexts)]
-    assert build_group(rows, 2, torch.float32).packed_slice == slice(0, 12)
+    assert build_group(rows, 2, make_pool()).packed_slice == slice(0, 12)
     check([rows], 2)
 
 
 def test_equal_unmasked_rows_need_no_mask() -> None:
     torch.manual_seed(2)
     rows = [make_row(3 * i, 3, 5, None) for i in range(2)]
-    assert build_group(rows, 1, torch.float32).mask is None
+    assert build_group(rows, 1, make_pool()).mask is None
     check([rows], 1)
 
 
@@ -138,5 +141,5 @@ def test_uneven_rows_side_by_side() -> None:
     for width in widths:
         rows.append(make_row(offset, width, 4, None))
         offset += width
-    assert build_group(rows, 3, torch.float32).packed_slice is None
+    assert build_group(rows, 3, make_pool()).packed_slice is None
     check([rows], 3)

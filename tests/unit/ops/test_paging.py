@@ -40,3 +40,13 @@ def test_write_changes_only_its_slots() -> None:
     assert torch.equal(pool.data[:, slots], kv)
     others = [slot for slot in range(pool.num_slots) if slot not in slots.tolist()]
     assert torch.equal(pool.data[:, others], before[:, others])
+
+
+def test_a_page_never_holds_what_a_mask_cannot_hide() -> None:
+    """The next owner of the page may read the rest of it under a mask; NaN times zero is NaN."""
+    pool = make_pool(1, 4)
+    kv = torch.full((2, 1, 2, 1, 4), torch.nan)
+    kv[0, 0, 1, 0] = torch.tensor([torch.inf, -torch.inf, 1.0, torch.nan])
+    pool.write(torch.tensor([2]), kv)
+    assert bool(torch.isfinite(pool.data).all())
+    assert pool.data[0, 2, 1, 0, 2] == 1.0

@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from dflash_wire.codec import decode_result, encode_plan, encode_result
+from dflash_wire.codec import (
+    decode_drafts,
+    decode_plan,
+    decode_result,
+    encode_plan,
+    encode_result,
+)
 from dflash_wire.errors import (
     EngineUnavailableError,
     InvalidRequestError,
     error_from_wire,
 )
-from dflash_wire.records import StepPlan, StepResult
+from dflash_wire.records import DraftResult, Ingest, Row, StepPlan, StepResult
 from services.config import LinkArgs
-from services.executors import ERROR, PLAN, RingStage
+from services.engine_group import ZmqRing
+from services.executors import ERROR, PLAN, RingStage, StepGate
 from services.links import Inbound, Outbound
 
 pytestmark = pytest.mark.unit
@@ -69,7 +76,7 @@ def test_a_peer_that_takes_nothing_is_an_error() -> None:
     outbound.close()
 
 
-Handler = Callable[[list[bytes]], list[bytes]]
+Handler = Callable[[list[bytes]], list[bytes] | None]
 
 
 class Stage:
@@ -179,3 +186,40 @@ def test_stop_ends_the_thread(is_connected: bool) -> None:
     stage.stop()
     assert not stage.is_alive()
     after.close()
+
+
+def test_late_steps_do_not_pass_the_gate() -> None:
+    gate = StepGate()
+    assert [gate.admits(step_id) for step_id in (0, 1, 5, 3, 5, 6)] == [True] * 3 + [False] * 2 + [
+        True
+    ]
+
+
+def test_a_handler_can_end_a_steps_way(make_stage: Callable[[Handler], Stage]) -> None:
+    stage = make_stage(lambda message: None if message == plan_message(1) else message)
+    stage.before.send(plan_message(1))
+    assert stage.exchange(plan_message(2)) == plan_message(2)
+
+
+def test_a_step_starts_where_its_work_is() -> None:
+    """Only steps with something to draft or ingest go through the drafter."""
+    drafter, verifier = Inbound("ipc", 1.0), Inbound("ipc", 1.0)
+    ring = ZmqRing(LinkArgs())
+    ring.connect(drafter.address, verifier.address)
+    answers = Outbound(ring.address)
+    plans = [
+        StepPlan(1, [Row(0, [5], 4, [0])]),
+        StepPlan(2, [Row(0, [5], 4, [0], width=4)]),
+        StepPlan(3, [Row(0, [5], 4, [0])], [Ingest(0, 1, 3, [0])]),
+        StepPlan(4, [Row(0, [5, 6], 0, [0], is_prefill=True)]),
+    ]
+    for plan, stage in zip(plans, (verifier, drafter, drafter, verifier), strict=True):
+        answers.send([PLAN, encode_result(StepResult(plan.step_id, [[1]]))])
+        assert ring.run(plan).step_id == plan.step_id
+        message = stage.receive(WAIT_MS)
+        assert message is not None
+        assert decode_plan(message[1]) == plan
+        if stage is verifier:
+            assert decode_drafts(message[2]) == DraftResult(plan.step_id, [[]])
+    for socket in (drafter, verifier, answers, ring):
+        socket.close()
