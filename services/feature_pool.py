@@ -17,7 +17,6 @@ from dflash_wire.errors import ConfigError
 from services.shm_transport import (
     TRANSPORT,
     allocate_shared,
-    register_shm_transport,
     release_name,
 )
 
@@ -37,6 +36,7 @@ def choose_transport(transport: str, device: str) -> str:
 class FeatureSender:
     """The verifier's end: allocates the pool and owns its reference.
 
+    The process has registered the shared-memory transport before (``register_shm_transport``).
     Owner: the verifier actor; only the verifier engine writes ``pool``.
     """
 
@@ -45,7 +45,6 @@ class FeatureSender:
     ) -> None:
         self.transport = choose_transport(transport, device.type)
         if self.transport == TRANSPORT:
-            register_shm_transport()
             self.pool = allocate_shared(shape, dtype)
         else:
             self.pool = torch.zeros(shape, dtype=dtype, device=device)

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from gateway.app import create_app
+from gateway.app import create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.state import GatewaySettings, GatewayState
 from services.config import AppArgs
@@ -32,10 +32,5 @@ class GatewayDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the ASGI app in the replica; Serve calls this after the constructor."""
-        return create_app(
-            self._state.engine,
-            self._state.tokenizer,
-            self._state.settings,
-            # Serve's proxy puts X-Request-Id on responses by itself.
-            sends_request_id=False,
-        )
+        # Serve's proxy puts X-Request-Id on responses by itself.
+        return create_app_from(lambda: self._state, sends_request_id=False)

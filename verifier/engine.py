@@ -32,6 +32,7 @@ class PackedRow:
     row: Row
     draft_token_ids: list[int]
     parents: list[int]
+    depths: list[int]
     offset: int
     width: int
     logits_offset: int
@@ -60,7 +61,14 @@ def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
         num_logits = (1 if row.samples else 0) if row.is_prefill else row.width
         packed.append(
             PackedRow(
-                row, draft_token_ids, parents, offset, row.num_positions, logits_offset, num_logits
+                row,
+                draft_token_ids,
+                parents,
+                depths(parents),
+                offset,
+                row.num_positions,
+                logits_offset,
+                num_logits,
             )
         )
         offset += row.num_positions
@@ -148,7 +156,7 @@ class VerifierEngine:
             if p.row.is_prefill:
                 positions += range(start, start + p.width)
             else:
-                positions += [start + depth for depth in depths(p.parents)]
+                positions += [start + depth for depth in p.depths]
         return positions
 
     def _choose(self, packed: list[PackedRow], hidden: Tensor) -> list[int]:
@@ -165,7 +173,7 @@ class VerifierEngine:
                 runs.append(SamplingRun(p.logits_offset, end, last, p.row.sampling))
                 continue
             wanted += range(p.offset, p.offset + p.width)
-            places = tuple(p.row.start_position + 1 + depth for depth in depths(p.parents))
+            places = tuple(p.row.start_position + 1 + depth for depth in p.depths)
             runs.append(SamplingRun(p.logits_offset, end, places[0], p.row.sampling, places))
         if not wanted:
             return []

@@ -8,7 +8,7 @@ it, so its distributions are about as peaked as a large model's. Nothing but its
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,4 +88,5 @@ def sharpen_target(
         if step % recipe.checkpoint_every == 0 or step == recipe.steps:
             print(f"sharpen {step} held-out loss {held_out_loss(model, held_out):.4f}", flush=True)
             store(state_path, model, optimizers, step)
-    save_target(model, tokenizer, work / "target", TargetRecipe())
+    settings = {**asdict(TargetRecipe()), "sharpening": asdict(recipe)}
+    save_target(model, tokenizer, work / "target", settings)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -276,14 +277,17 @@ def train_target(
         if step % recipe.checkpoint_every == 0 or step == recipe.steps:
             print(f"step {step} held-out loss {held_out_loss(model, held_out):.4f}", flush=True)
             store(state_path, model, optimizers, step)
-    save_target(model, tokenizer, work / "target", recipe)
+    save_target(model, tokenizer, work / "target", asdict(recipe))
     return model
 
 
 def save_target(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path, recipe: TargetRecipe
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    path: Path,
+    settings: dict[str, Any],
 ) -> None:
-    """Write model (bf16), tokenizer, generation defaults and the recipe."""
+    """Write model (bf16), tokenizer, generation defaults and the settings it was trained with."""
     path.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         do_sample=True,
@@ -301,4 +305,4 @@ def save_target(
     copy.save_pretrained(path)
     tokenizer.save_pretrained(path)
     assert token_id(tokenizer, MASK) == 3
-    (path / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
+    (path / "recipe.json").write_text(json.dumps(settings, indent=2) + "\n")
