@@ -85,6 +85,9 @@ def _advance(
     if chunk.finish_reason is not None:
         new_text += text.finish(chunk.finish_reason)
     num_new_tokens = text.num_tokens - tokens_before
+    if chunk.num_cached_tokens:
+        stats.num_cached_tokens = chunk.num_cached_tokens
+        meter.add_cached(chunk.num_cached_tokens)
     cycle = None if chunk.cycle is None else chunk.cycle.clipped(num_new_tokens)
     meter.add_chunk(num_new_tokens, cycle)
     if cycle is not None:

@@ -37,6 +37,9 @@ class GatewayMetrics:
         )
         self._errors = self._counter("dflash_errors", "Errors sent to clients.", "code")
         self._prompt_tokens = self._counter("dflash_prompt_tokens", "Prompt tokens.")
+        self._cached_tokens = self._counter(
+            "dflash_cached_prompt_tokens", "Prompt tokens that came out of the prefix cache."
+        )
         self._completion_tokens = self._counter("dflash_completion_tokens", "Output tokens.")
         self._cycles = self._counter("dflash_cycles", "Draft-verify-commit cycles.")
         self._committed = self._counter(
@@ -89,6 +92,10 @@ class GatewayMetrics:
         self._prompt_tokens.inc(num_prompt_tokens)
         return SequenceMeter(self, arrived)
 
+    def observe_cached(self, num_tokens: int) -> None:
+        """Record how much of one sequence's prompt was cached."""
+        self._cached_tokens.inc(num_tokens)
+
     def observe_first_token(self, seconds: float) -> None:
         """Record one sequence's time to first token."""
         self._time_to_first_token.observe(seconds)
@@ -135,6 +142,10 @@ class SequenceMeter:
             self._metrics.observe_first_token(now - self._arrived)
         self._last_chunk_at = now
         self._num_tokens += num_tokens
+
+    def add_cached(self, num_tokens: int) -> None:
+        """Note that so many prompt tokens were cached."""
+        self._metrics.observe_cached(num_tokens)
 
     def finish(self) -> None:
         """Record the sequence, however it ended."""

@@ -62,7 +62,6 @@ _BOTH: dict[str, Neutral] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": (),
-    "cache_salt": (),
     "lora_path": (),
 }
 _CHAT: dict[str, Neutral] = {

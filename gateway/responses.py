@@ -216,10 +216,12 @@ class ResponseBuilder:
     def _usage(self) -> Json:
         num_prompt = sum(len(plan.request.prompt_token_ids) for plan in self._plans)
         num_completion = sum(choice.num_tokens for choice in self._choices)
+        num_cached = sum(choice.stats.num_cached_tokens for choice in self._choices)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
     def _stats(self) -> Json | list[Json]:

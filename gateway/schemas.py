@@ -165,6 +165,12 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Share cached prefixes only with requests that send the same.",
+    )
     dflash: DFlashOptions | None = None
 
     @property

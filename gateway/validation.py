@@ -117,6 +117,7 @@ def plan_sequences(
                 sampling=sampling_params(body, settings),
                 stop_token_ids=stop_token_ids(body, settings),
                 policy=body.dflash.policy if body.dflash else None,
+                cache_salt=body.cache_salt or "",
             ),
             stop_strings=body.stop,
         )

@@ -82,6 +82,8 @@ class ServedRow:
             "model": self._model,
             "max_tokens": max_tokens,
             "temperature": 0,
+            # The reference loops compute every prompt anew, so no request here finds it cached.
+            "cache_salt": f"{self.name}/{prompt.prompt.prompt_id}/{repeat}",
             "dflash": {"policy": self.name, "stats": True},
         }
         if prompt.token_ids is None:

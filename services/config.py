@@ -38,6 +38,9 @@ class EngineArgs(Section):
     page_size: int = Field(16, ge=1, description="Tokens per page.")
     max_rows: int = Field(16, ge=1, description="Sequences that run at the same time.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait; more get 429.")
+    prefix_cache: bool = Field(
+        True, description="Share pages between sequences that begin alike (see cache_salt)."
+    )
     max_step_positions: int = Field(512, ge=16, description="Packed target positions per step.")
     max_context: int = Field(
         2048, ge=2, description="Longest prompt plus output in tokens; the target's limit caps it."

@@ -69,6 +69,7 @@ class CoordinatorDeployment:
             self._group.limits,
             args.engine.policy,
             max_waiting=args.engine.max_waiting,
+            caches_prefixes=args.engine.prefix_cache,
         )
         self._thread = threading.Thread(
             target=self._run, args=(args.link.pin_cpu,), name="coordinator", daemon=True
@@ -117,6 +118,7 @@ class CoordinatorDeployment:
             "num_running": now.num_running,
             "num_waiting": now.num_waiting,
             "num_free_pages": now.num_free_pages,
+            "num_idle_pages": now.num_idle_pages,
             "num_pages": now.num_pages,
             "num_preemptions": now.num_preemptions,
             "num_steps": now.totals.num_steps,

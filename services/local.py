@@ -78,7 +78,12 @@ class LocalEngine:
         self._queues: dict[str, queue.SimpleQueue[TokenChunk]] = {}
         ring, self.limits = build_local_ring(spec)
         self._coordinator = Coordinator(
-            ring, self, self.limits, args.engine.policy, max_waiting=args.engine.max_waiting
+            ring,
+            self,
+            self.limits,
+            args.engine.policy,
+            max_waiting=args.engine.max_waiting,
+            caches_prefixes=args.engine.prefix_cache,
         )
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()

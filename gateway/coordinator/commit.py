@@ -16,6 +16,9 @@ class RowCommit(NamedTuple):
     finish_reason: FinishReason | None
     num_accepted_drafts: int
     """Committed drafts of a verify row; 0 for a prefill row."""
+    num_shareable: int
+    """Positions that every pool holds now: what this step read, and what it wrote if no drafter has to
+    ingest it first."""
 
 
 def check_result(plan: StepPlan, result: StepResult) -> None:
@@ -65,8 +68,12 @@ def commit_row(
     sequence.num_cached = row.start_position + num_cached
     sequence.is_decoding = sequence.is_decoding or row.samples
     sequence.token_ids.extend(committed)
-    if finish_reason is None and sequence.policy.may_draft:
-        sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
-    if row.is_prefill:
-        return RowCommit(committed, finish_reason, 0)
-    return RowCommit(committed, finish_reason, min(len(token_ids) - 1, len(committed)))
+    num_shareable = sequence.num_cached
+    if sequence.policy.may_draft:
+        num_shareable = row.start_position
+        if finish_reason is None:
+            sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
+    num_accepted_drafts = 0 if row.is_prefill else min(len(token_ids) - 1, len(committed))
+    # A row that ended early wrote positions behind its last token.
+    num_shareable = min(num_shareable, sequence.num_committed)
+    return RowCommit(committed, finish_reason, num_accepted_drafts, num_shareable)

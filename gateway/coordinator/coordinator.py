@@ -49,6 +49,7 @@ class Coordinator:
         default_policy: block policy of requests that name none.
         clock: monotonic seconds.
         max_waiting: most sequences that may wait for admission.
+        caches_prefixes: share full pages between sequences that begin alike.
 
     Raises:
         ConfigError: the limits or the default policy cannot work.
@@ -62,6 +63,7 @@ class Coordinator:
         default_policy: str,
         clock: Callable[[], float] = time.perf_counter,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        caches_prefixes: bool = True,
     ) -> None:
         check_limits(limits)
         if max_waiting < 1:
@@ -76,7 +78,7 @@ class Coordinator:
         self._default_policy = default_policy
         self._clock = clock
         self._inbox = Inbox(max_waiting)
-        self._planner = Planner(limits)
+        self._planner = Planner(limits, caches_prefixes)
         self._counters = EngineCounters(
             accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1)
         )
@@ -99,7 +101,8 @@ class Coordinator:
         max_length = check_request(request, self._limits)
         policy_text = self._default_policy if request.policy is None else request.policy
         policy = parse_policy(policy_text, self._limits.max_draft_block_size)
-        self._inbox.add(Sequence(request, max_length, policy), self._planner.num_waiting)
+        sequence = Sequence(request, max_length, policy, self._limits.page_size)
+        self._inbox.add(sequence, self._planner.num_waiting)
 
     def cancel(self, request_id: str) -> None:
         """End a request silently; its pages are free before the next plan. Unknown ids are fine.
@@ -122,6 +125,7 @@ class Coordinator:
             num_running=self._planner.num_running,
             num_waiting=self._planner.num_waiting + self._inbox.num_arrived,
             num_free_pages=self._planner.pages.num_free,
+            num_idle_pages=self._planner.pages.num_idle,
             num_pages=self._planner.pages.num_pages,
             num_preemptions=self._planner.num_preemptions,
             is_closed=self._has_shut_down,
@@ -219,6 +223,7 @@ class Coordinator:
             try:
                 commit = commit_row(sequence, row, token_ids, feature_offset)
                 self._counters.count_row(row, commit)
+                self._planner.keep_prefix(sequence, commit.num_shareable)
                 commits.append((sequence, row, commit))
             except Exception as error:
                 logger.exception("request_id=%s cannot commit", sequence.request.request_id)
@@ -251,6 +256,8 @@ class Coordinator:
         if not commit.token_ids:
             return
         chunk = TokenChunk(sequence.request.request_id, commit.token_ids, cycle=cycle)
+        if sequence.num_output == len(commit.token_ids):
+            chunk.num_cached_tokens = sequence.num_prefix_tokens
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value
             self._counters.num_finished += 1

@@ -39,14 +39,19 @@ class Planner:
     Owner: the coordinator; the driver thread alone mutates it. Other threads may read the ``num_*``
     properties and get values that are a step old at most.
 
+    Args:
+        limits: what the engine can hold.
+        caches_prefixes: share full pages between sequences that begin alike.
+
     Invariants between steps:
         ``running`` and ``waiting`` are disjoint and both sorted by age (ascending ``seq_id``)
         every running sequence is older than every waiting one
         running sequences alone own pages, and no slot is needed beyond ``max_length``
     """
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, caches_prefixes: bool = True) -> None:
         self._limits = limits
+        self._caches_prefixes = caches_prefixes
         self.pages = PageAllocator(limits.num_pages, limits.page_size)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}
@@ -87,9 +92,22 @@ class Planner:
         self.pages = PageAllocator(self._limits.num_pages, self._limits.page_size)
 
     def preempt_all(self) -> None:
-        """Send every running sequence back to the queue: the executors' pools are in doubt."""
+        """Send every running sequence back to the queue: the executors' pools are in doubt. Mutates."""
         while self.running:
             self._preempt_youngest()
+        self.pages.forget_prefixes()
+
+    def keep_prefix(self, sequence: Sequence, num_positions: int) -> None:
+        """Let others share the sequence's pages that the first ``num_positions`` fill. Mutates.
+
+        Args:
+            sequence: a running sequence.
+            num_positions: positions that every pool has: target KV, and drafter context if the policy may
+                draft.
+        """
+        if self._caches_prefixes:
+            names = sequence.page_names.of(sequence.token_ids, num_positions)
+            self.pages.name_pages(sequence.seq_id, names, sequence.policy.may_draft)
 
     def plan(self, step_id: int) -> PlannedStep:
         """Plan one step. Mutates queues, pages and pending ingests, never tokens.
@@ -200,13 +218,25 @@ class Planner:
         # So a sequence can not return in the step that preempted it: it held no more than this.
         num_positions = head.num_committed + self._limits.max_draft_block_size
         num_positions = min(num_positions, head.max_length)
-        return self.pages.pages_for(num_positions) <= self.pages.num_free
+        return self.pages.can_start(self._cached_pages(head), num_positions)
 
     def _admit(self) -> Sequence:
         sequence = self.waiting.popleft()
+        cached_pages = self._cached_pages(sequence)
         self.running[sequence.seq_id] = sequence
+        self.pages.adopt(sequence.seq_id, cached_pages)
         self.pages.ensure(sequence.seq_id, sequence.num_committed)
+        sequence.num_cached = len(cached_pages) * self._limits.page_size
+        if sequence.num_prefix_tokens is None:
+            sequence.num_prefix_tokens = sequence.num_cached
         return sequence
+
+    def _cached_pages(self, sequence: Sequence) -> list[int]:
+        """Pages that hold the sequence's beginning; at least its last token is left to compute."""
+        if not self._caches_prefixes:
+            return []
+        names = sequence.page_names.of(sequence.token_ids, sequence.num_committed - 1)
+        return self.pages.match(names, needs_context=sequence.policy.may_draft)
 
     def _grow(self, sequence: Sequence, num_positions: int) -> bool:
         """Get pages for a running sequence, from the youngest ones if need be.

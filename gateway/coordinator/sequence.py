@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dflash_wire.records import GenerationRequest, GenerationStats
 from gateway.coordinator.policy import BlockPolicy
+from gateway.coordinator.prefix_cache import PageNames
 
 
 class PendingIngest(NamedTuple):
@@ -36,6 +37,8 @@ class Sequence:
         "is_decoding",
         "max_length",
         "num_cached",
+        "num_prefix_tokens",
+        "page_names",
         "pending_ingest",
         "policy",
         "request",
@@ -45,14 +48,19 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: GenerationRequest, max_length: int, policy: BlockPolicy) -> None:
+    def __init__(
+        self, request: GenerationRequest, max_length: int, policy: BlockPolicy, page_size: int
+    ) -> None:
         self.seq_id = -1
         self.request = request
         self.policy = policy
         self.max_length = max_length
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)
+        self.page_names = PageNames(page_size, request.cache_salt)
         self.num_cached = 0
+        self.num_prefix_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self.is_decoding = False
         self.is_cancelled = False
         self.pending_ingest: PendingIngest | None = None
@@ -62,6 +70,11 @@ class Sequence:
     def num_committed(self) -> int:
         """Prompt and output tokens."""
         return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def anchor_position(self) -> int:

@@ -70,6 +70,9 @@ class EngineSnapshot:
     num_running: int
     num_waiting: int
     num_free_pages: int
+    """Pages that a sequence could get, idle ones included."""
+    num_idle_pages: int
+    """Pages that only the prefix cache knows."""
     num_pages: int
     num_preemptions: int
     is_closed: bool

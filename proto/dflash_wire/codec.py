@@ -127,6 +127,7 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
                 c.finish_reason,
                 None if c.cycle is None else _cycle(c.cycle),
                 c.error,
+                c.num_cached_tokens,
             )
             for c in chunks
         ]
@@ -136,8 +137,10 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
     """Decode ``encode_chunks``."""
     return [
-        TokenChunk(rid, ids, reason, None if cycle is None else CycleStats(*cycle), error)
-        for rid, ids, reason, cycle, error in unpack(frame)
+        TokenChunk(
+            rid, ids, reason, None if cycle is None else CycleStats(*cycle), error, num_cached
+        )
+        for rid, ids, reason, cycle, error, num_cached in unpack(frame)
     ]
 
 
@@ -152,13 +155,12 @@ def encode_request(request: GenerationRequest) -> bytes:
             request.stop_token_ids,
             request.policy,
             request.frame_address,
+            request.cache_salt,
         )
     )
 
 
 def decode_request(frame: bytes) -> GenerationRequest:
     """Decode ``encode_request``."""
-    rid, prompt, max_tokens, sampling, stops, policy, address = unpack(frame)
-    return GenerationRequest(
-        rid, prompt, max_tokens, SamplingParams(*sampling), stops, policy, address
-    )
+    rid, prompt, max_tokens, sampling, *rest = unpack(frame)
+    return GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)

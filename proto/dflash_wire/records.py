@@ -50,6 +50,8 @@ class GenerationRequest:
     """Block policy of this request, e.g. ``static:8`` or ``off``; None takes the server's default."""
     frame_address: str = ""
     """Where the coordinator pushes this request's ``TokenFrame``s; empty in-process."""
+    cache_salt: str = ""
+    """Requests with different salts never share a cached prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class GenerationStats:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     overhead_ms: float = 0.0
+    num_cached_tokens: int = 0
+    """Prompt tokens that came out of the prefix cache."""
 
     def add(self, cycle: CycleStats) -> None:
         """Add one cycle. Mutates."""
@@ -119,6 +123,8 @@ class TokenChunk:
     """The cycle that committed ``token_ids``; None for a token that a prefill sampled."""
     error: dict[str, str | None] | None = None
     """Set when the request failed (``errors.error_to_wire``); then it is the last chunk."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens that came out of the prefix cache; set on the request's first chunk only."""
 
 
 @dataclass(slots=True)

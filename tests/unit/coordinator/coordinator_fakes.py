@@ -7,6 +7,7 @@ slot changes the output or breaks one of the checks that every step makes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -104,12 +105,23 @@ DRAFTERS: dict[str, Drafter] = {
 
 
 class Entry(NamedTuple):
-    """What one slot or one feature row holds: the token it was computed from, and for whom."""
+    """What one slot or one feature row holds: it was computed from a token and all tokens before it.
 
-    seq_id: int
-    life: int
+    So two sequences that begin alike may share it, and no others.
+    """
+
     position: int
     token_id: int
+    prefix: int
+
+    @staticmethod
+    def of(token_ids: list[int]) -> list[Entry]:
+        """The entries of a whole sequence."""
+        entries, prefix = [], start_state(0)
+        for position, token_id in enumerate(token_ids):
+            prefix = advance(prefix, token_id)
+            entries.append(Entry(position, token_id, prefix))
+        return entries
 
 
 class FakeRing:
@@ -129,7 +141,6 @@ class FakeRing:
         self.draft_ms = 0.25
         self.verify_ms = 0.5
         self._histories: dict[int, list[int]] = {}
-        self._lives: dict[int, int] = {}
         self._last_step_id = -1
         self.lose_everything()
 
@@ -170,32 +181,37 @@ class FakeRing:
         assert plan.step_id > self._last_step_id, "step ids must ascend"
         assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
-        owners: dict[int, int] = {}
         for row in plan.rows:
             assert 1 <= row.width <= self.limits.max_draft_block_size, f"width {row.width}"
             assert len(row.token_ids) >= 1, "an empty row"
             end = row.start_position + row.num_positions
             assert end <= self.limits.max_context, f"row {row.seq_id} leaves the context"
-            self._own(owners, row.seq_id, row.page_ids)
+            self._check_table(row.page_ids)
             assert len(row.page_ids) * self.limits.page_size >= end, f"row {row.seq_id} lacks pages"
         for ingest in plan.ingests:
-            self._own(owners, self._features[ingest.feature_offset].seq_id, ingest.page_ids)
+            self._check_table(ingest.page_ids)
+        self._check_writes([(r.page_ids, r.start_position, r.num_positions) for r in plan.rows])
+        self._check_writes([(i.page_ids, i.start_position, i.num_tokens) for i in plan.ingests])
 
-    def _own(self, owners: dict[int, int], seq_id: int, page_ids: list[int]) -> None:
-        assert len(set(page_ids)) == len(page_ids), f"sequence {seq_id} holds a page twice"
+    def _check_table(self, page_ids: list[int]) -> None:
+        assert len(set(page_ids)) == len(page_ids), f"a page is held twice: {page_ids}"
         for page_id in page_ids:
             assert 0 <= page_id < self.limits.num_pages, f"no page {page_id}"
-            assert owners.setdefault(page_id, seq_id) == seq_id, f"page {page_id} is shared"
+
+    def _check_writes(self, writes: list[tuple[list[int], int, int]]) -> None:
+        """Nobody else may hold a page that is written to; full ones may be shared."""
+        size = self.limits.page_size
+        holders = Counter(page_id for page_ids, _, _ in writes for page_id in page_ids)
+        for page_ids, start, count in writes:
+            for page_id in page_ids[start // size : -(-(start + count) // size)]:
+                assert holders[page_id] == 1, f"page {page_id} is shared and written"
 
     def _ingest(self, plan: StepPlan) -> None:
-        starts = {row.seq_id: row.start_position for row in plan.rows}
         for ingest in plan.ingests:
             for i in range(ingest.num_tokens):
                 entry = self._features[ingest.feature_offset + i]
                 assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
                 self._context[self._slot(ingest.page_ids, entry.position)] = entry
-            end = ingest.start_position + ingest.num_tokens
-            assert starts.get(entry.seq_id, end) == end, "ingest does not end at the row's start"
 
     def _slot(self, page_ids: list[int], position: int) -> int:
         page, offset = divmod(position, self.limits.page_size)
@@ -203,11 +219,10 @@ class FakeRing:
 
     def _read_prefix(self, row: Row) -> int:
         """Check both pools for [0, start_position) and return the target's state behind it."""
-        life, state = self._lives[row.seq_id], start_state(row.sampling.seed)
+        state = start_state(row.sampling.seed)
         history = self._histories[row.seq_id]
-        for position in range(row.start_position):
-            slot = self._slot(row.page_ids, position)
-            wanted = Entry(row.seq_id, life, position, history[position])
+        for wanted in Entry.of(history[: row.start_position]):
+            slot = self._slot(row.page_ids, wanted.position)
             assert self._kv.get(slot) == wanted, f"KV has {self._kv.get(slot)}, not {wanted}"
             held = self._context.get(slot)
             assert row.width == 1 or held == wanted, f"drafter context has {held}, not {wanted}"
@@ -215,17 +230,17 @@ class FakeRing:
         return state
 
     def _write(self, row: Row, token_ids: list[int], offset: int, num_cached: int) -> None:
-        life = self._lives[row.seq_id]
-        for i, token_id in enumerate(token_ids):
-            entry = Entry(row.seq_id, life, row.start_position + i, token_id)
+        before = self._histories[row.seq_id][: row.start_position]
+        entries = Entry.of([*before, *token_ids])[row.start_position :]
+        for i, entry in enumerate(entries):
             self._features[offset + i] = entry
             if i < num_cached:
                 self._kv[self._slot(row.page_ids, entry.position)] = entry
 
     def _prefill(self, row: Row, offset: int) -> list[int]:
-        if row.start_position == 0:
-            self._lives[row.seq_id] = self._lives.get(row.seq_id, 0) + 1
         history = self._histories.setdefault(row.seq_id, [])
+        if row.start_position and not history:
+            history.extend(self._cached_tokens(row))
         end = row.start_position + len(row.token_ids)
         known = history[row.start_position : end]
         assert known == row.token_ids[: len(known)], "a prefill changed committed tokens"
@@ -239,6 +254,12 @@ class FakeRing:
         assert end == len(history), "a sampling prefill must read every committed token"
         history.append(next_token(state))
         return [history[-1]]
+
+    def _cached_tokens(self, row: Row) -> list[int]:
+        """The tokens in front of a first row that begins behind a cached prefix."""
+        slots = [self._slot(row.page_ids, position) for position in range(row.start_position)]
+        assert all(slot in self._kv for slot in slots), "the cached prefix is not in the KV pool"
+        return [self._kv[slot].token_id for slot in slots]
 
     def _verify(self, row: Row, offset: int) -> list[int]:
         history = self._histories[row.seq_id]
@@ -279,11 +300,22 @@ def make_request(
     seed: int = 0,
     stop: Iterable[int] = (),
     policy: str | None = None,
+    family: int | None = None,
+    salt: str = "",
 ) -> GenerationRequest:
-    prompt = [(7 * i + 3 * seed + num_prompt) % VOCAB for i in range(num_prompt)]
+    """Prompts of one ``family`` begin alike; without one, prompts differ from their first token."""
+    first = 3 * seed + num_prompt if family is None else 50 * family
+    prompt = [(7 * i + first) % VOCAB for i in range(num_prompt)]
     sampling = SamplingParams(temperature=1.0, seed=seed)
     return GenerationRequest(
-        request_id, prompt, max_tokens, sampling, list(stop), policy, frame_address=f"to-{seed % 3}"
+        request_id,
+        prompt,
+        max_tokens,
+        sampling,
+        list(stop),
+        policy,
+        frame_address=f"to-{seed % 3}",
+        cache_salt=salt,
     )
 
 

@@ -13,7 +13,7 @@ from gateway.coordinator.sequence import PendingIngest, Sequence
 
 def decoding_sequence(num_committed: int, num_remaining: int, stop: list[int]) -> Sequence:
     request = make_request("r", num_committed, 100, stop=stop)
-    sequence = Sequence(request, num_committed + num_remaining, parse_policy("static:8", 16))
+    sequence = Sequence(request, num_committed + num_remaining, parse_policy("static:8", 16), 4)
     sequence.num_cached = num_committed - 1
     sequence.is_decoding = True
     return sequence
@@ -64,7 +64,7 @@ def test_only_committed_drafts_count_as_accepted(stop: int, num_kept: int) -> No
 
 
 def test_prefill_chunk_commits_nothing_until_it_samples() -> None:
-    sequence = Sequence(make_request("r", 6), 20, parse_policy("static:2", 16))
+    sequence = Sequence(make_request("r", 6), 20, parse_policy("static:2", 16), 4)
     prompt = list(sequence.token_ids)
     commit_row(sequence, Row(0, prompt[:4], 0, [0, 1], is_prefill=True, samples=False), [], 3)
     assert (sequence.num_cached, sequence.is_decoding) == (4, False)

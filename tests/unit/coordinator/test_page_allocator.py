@@ -69,14 +69,17 @@ def test_table_is_a_copy() -> None:
 
 
 def test_integrity_check_sees_damage() -> None:
+    stolen = PageAllocator(4, 4)
+    stolen.ensure(0, 4)
+    stolen._tables[1] = [0]
     shared = PageAllocator(4, 4)
     shared.ensure(0, 4)
-    shared._tables[1] = [0]
+    shared.adopt(1, [0])
     lost = PageAllocator(4, 4)
     lost._is_free[2] = False
     miscounted = PageAllocator(4, 4)
-    miscounted._num_free = 3
-    for pages in (shared, lost, miscounted):
+    miscounted._num_unused = 3
+    for pages in (stolen, shared, lost, miscounted):
         with pytest.raises(RuntimeError):
             pages.check_integrity()
 

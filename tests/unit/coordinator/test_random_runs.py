@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator_fakes import DRAFTERS, Bench, make_limits, make_request, plain_generation
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dflash_wire.errors import EngineUnavailableError
-from dflash_wire.records import StepPlan, StepResult
+from dflash_wire.records import GenerationRequest, StepPlan, StepResult
 
 
 def fail(plan: StepPlan, result: StepResult) -> StepResult:
@@ -42,12 +44,44 @@ class CoordinatorMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 30),
         policy=st.sampled_from([None, "off", "static:2", "static:5", "static:8"]),
         num_stops=st.integers(0, 3),
+        family=st.sampled_from([None, 0, 0, 1]),
+        salt=st.sampled_from(["", "", "other"]),
     )
-    def submit(self, num_prompt: int, max_tokens: int, policy: str | None, num_stops: int) -> None:
+    def submit(
+        self,
+        num_prompt: int,
+        max_tokens: int,
+        policy: str | None,
+        num_stops: int,
+        family: int | None,
+        salt: str,
+    ) -> None:
         i = self.num_requests
-        self.num_requests += 1
         stops = [(i * 31 + 17 * k) % 211 for k in range(10 * num_stops)]
-        self.bench.submit(make_request(f"r{i}", num_prompt, max_tokens, i, stops, policy))
+        self._submit(
+            make_request(f"r{i}", num_prompt, max_tokens, i % 4, stops, policy, family, salt)
+        )
+
+    @precondition(lambda self: self.num_requests > 0)
+    @rule(data=st.data(), policy=st.sampled_from(["off", "static:5"]))
+    def follow_up(self, data: st.DataObject, policy: str) -> None:
+        """The next turn of a conversation: an earlier prompt, what came of it, and a little more."""
+        earlier = f"r{data.draw(st.integers(0, self.num_requests - 1))}"
+        request = self.bench.requests[earlier]
+        prompt = [*request.prompt_token_ids, *self.bench.sink.tokens(earlier), 7, 8]
+        if len(prompt) < self.bench.limits.max_context:
+            self._submit(
+                replace(
+                    request,
+                    request_id=f"r{self.num_requests}",
+                    prompt_token_ids=prompt,
+                    policy=policy,
+                )
+            )
+
+    def _submit(self, request: GenerationRequest) -> None:
+        self.num_requests += 1
+        self.bench.submit(request)
 
     @precondition(lambda self: self.num_requests > 0)
     @rule(data=st.data())

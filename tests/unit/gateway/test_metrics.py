@@ -4,7 +4,7 @@ import pytest
 from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last
 from prometheus_client.parser import text_string_to_metric_families
 
-from dflash_wire.records import GenerationRequest
+from dflash_wire.records import GenerationRequest, TokenChunk
 from gateway.app import create_app
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.metrics import GatewayMetrics
@@ -140,3 +140,21 @@ async def test_cycles_of_a_failed_sequence_are_counted(serve: Serve, encode: Enc
     got = samples(served.metrics.render().decode())
     assert got["dflash_cycles_total",] == 1
     assert got["dflash_committed_tokens_total",] == len(encode(" fox"))
+
+
+@pytest.mark.asyncio
+async def test_cached_prompt_tokens(serve: Serve, encode: Encode) -> None:
+    first = TokenChunk("", encode("the"), num_cached_tokens=32)
+    served = serve([first, last(encode(" end"))])
+    body = (await served.chat(cache_salt="tenant-7")).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+    assert served.engine.requests[0].cache_salt == "tenant-7"
+    assert samples(served.metrics.render().decode())["dflash_cached_prompt_tokens_total",] == 32
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("salt", ["", 7, "s" * 257])
+async def test_salts_are_short_texts(serve: Serve, salt: object) -> None:
+    response = await serve([]).chat(cache_salt=salt)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "cache_salt"
