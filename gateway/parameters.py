@@ -57,7 +57,6 @@ _BOTH: dict[str, Neutral] = {
     "json_schema": (),
     "regex": (),
     "ebnf": (),
-    "priority": (0,),
     "prompt_embeds": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

@@ -165,6 +165,9 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Smaller goes first when requests have to wait."
+    )
     cache_salt: str | None = Field(
         None,
         min_length=1,

@@ -118,6 +118,7 @@ def plan_sequences(
                 stop_token_ids=stop_token_ids(body, settings),
                 policy=body.dflash.policy if body.dflash else None,
                 cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
             ),
             stop_strings=body.stop,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dflash_wire.ports import EngineLimits
@@ -11,6 +9,7 @@ from dflash_wire.records import Ingest, Row, StepPlan
 from gateway.coordinator.page_allocator import PageAllocator
 from gateway.coordinator.policy import cycle_width
 from gateway.coordinator.sequence import Sequence
+from gateway.coordinator.waiting import WaitingQueue
 
 PREFILL_SHARE = 4
 """One in this many positions goes to prefill in the step after one that had none left for it."""
@@ -44,8 +43,7 @@ class Planner:
         caches_prefixes: share full pages between sequences that begin alike.
 
     Invariants between steps:
-        ``running`` and ``waiting`` are disjoint and both sorted by age (ascending ``seq_id``)
-        every running sequence is older than every waiting one
+        ``running`` and ``waiting`` are disjoint
         running sequences alone own pages, and no slot is needed beyond ``max_length``
     """
 
@@ -53,7 +51,7 @@ class Planner:
         self._limits = limits
         self._caches_prefixes = caches_prefixes
         self.pages = PageAllocator(limits.num_pages, limits.page_size)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
         self._last_verified_id = -1
@@ -75,14 +73,13 @@ class Planner:
         return bool(self.running or self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Put a new sequence behind all others. Mutates."""
-        self.waiting.append(sequence)
+        """Put a new sequence into the queue. Mutates."""
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Drop a sequence, wherever it is, and free its pages. Mutates."""
         if self.running.pop(sequence.seq_id, None) is None:
-            with suppress(ValueError):
-                self.waiting.remove(sequence)
+            self.waiting.remove(sequence)
         self.pages.release(sequence.seq_id)
 
     def clear(self) -> None:
@@ -94,7 +91,7 @@ class Planner:
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue: the executors' pools are in doubt. Mutates."""
         while self.running:
-            self._preempt_youngest()
+            self._preempt_last()
         self.pages.forget_prefixes()
 
     def keep_prefix(self, sequence: Sequence, num_positions: int) -> None:
@@ -134,8 +131,8 @@ class Planner:
         return planned
 
     def _add_verify_rows(self, planned: PlannedStep, budget: int) -> None:
-        # Age order: a victim is younger than the row that needs its pages, so it has no row yet.
-        for sequence, width in sorted(self._select(planned, budget), key=lambda s: s[0].seq_id):
+        # By rank: a victim comes after the row that needs its pages, so it has no row yet.
+        for sequence, width in sorted(self._select(planned, budget), key=lambda s: s[0].rank):
             if sequence.seq_id not in self.running:
                 continue
             try:
@@ -146,7 +143,7 @@ class Planner:
 
     def _select(self, planned: PlannedStep, budget: int) -> list[tuple[Sequence, int]]:
         """Choose decoding sequences, round-robin when their widths exceed the budget."""
-        decoding = [s for s in self.running.values() if s.is_decoding]
+        decoding = [s for _, s in sorted(self.running.items()) if s.is_decoding]
         start = next((i for i, s in enumerate(decoding) if s.seq_id > self._last_verified_id), 0)
         selected: list[tuple[Sequence, int]] = []
         for sequence in decoding[start:] + decoding[:start]:
@@ -213,7 +210,7 @@ class Planner:
         """Whether the next waiting sequence may start without taking pages from anyone."""
         if not self.waiting or len(self.running) >= self._limits.max_rows:
             return False
-        head = self.waiting[0]
+        head = self.waiting.head
         # Room for a first draft block as well, or it would be preempted right after its prefill.
         # So a sequence can not return in the step that preempted it: it held no more than this.
         num_positions = head.num_committed + self._limits.max_draft_block_size
@@ -221,7 +218,7 @@ class Planner:
         return self.pages.can_start(self._cached_pages(head), num_positions)
 
     def _admit(self) -> Sequence:
-        sequence = self.waiting.popleft()
+        sequence = self.waiting.take()
         cached_pages = self._cached_pages(sequence)
         self.running[sequence.seq_id] = sequence
         self.pages.adopt(sequence.seq_id, cached_pages)
@@ -239,23 +236,24 @@ class Planner:
         return self.pages.match(names, needs_context=sequence.policy.may_draft)
 
     def _grow(self, sequence: Sequence, num_positions: int) -> bool:
-        """Get pages for a running sequence, from the youngest ones if need be.
+        """Get pages for a running sequence, from those of the last rank if need be.
 
         Returns:
-            False when the sequence itself was the youngest and has been preempted. The last running
-            sequence never is: ``check_request`` made sure that it fits alone.
+            False when the sequence itself was the last and has been preempted. One that runs alone never
+            is: ``check_request`` made sure that it fits alone.
         """
         while not self.pages.ensure(sequence.seq_id, num_positions):
-            if self._preempt_youngest() is sequence:
+            if self._preempt_last() is sequence:
                 return False
         return True
 
-    def _preempt_youngest(self) -> Sequence:
-        """Free the pages of the youngest sequence; it will prefill all its tokens again."""
-        _, sequence = self.running.popitem()
+    def _preempt_last(self) -> Sequence:
+        """Free the pages of the running sequence of the last rank; it will prefill again."""
+        sequence = max(self.running.values(), key=lambda s: s.rank)
+        del self.running[sequence.seq_id]
         self.pages.release(sequence.seq_id)
         sequence.forget_caches()
-        self.waiting.appendleft(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
         return sequence
 

@@ -35,8 +35,10 @@ class Sequence:
     __slots__ = (
         "is_cancelled",
         "is_decoding",
+        "is_urgent",
         "max_length",
         "num_cached",
+        "num_overtakes",
         "num_prefix_tokens",
         "page_names",
         "pending_ingest",
@@ -62,9 +64,17 @@ class Sequence:
         self.num_prefix_tokens: int | None = None
         """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self.is_decoding = False
+        self.is_urgent = False
+        self.num_overtakes = 0
+        """Younger sequences that were admitted while this one waited."""
         self.is_cancelled = False
         self.pending_ingest: PendingIngest | None = None
         self.stats = GenerationStats()
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Who goes first: smaller is earlier in, and later out when pages run short."""
+        return (not self.is_urgent, self.request.priority, self.seq_id)
 
     @property
     def num_committed(self) -> int:

@@ -156,6 +156,7 @@ def encode_request(request: GenerationRequest) -> bytes:
             request.policy,
             request.frame_address,
             request.cache_salt,
+            request.priority,
         )
     )
 

@@ -52,6 +52,8 @@ class GenerationRequest:
     """Where the coordinator pushes this request's ``TokenFrame``s; empty in-process."""
     cache_salt: str = ""
     """Requests with different salts never share a cached prefix."""
+    priority: int = 0
+    """Smaller goes first; among equals, arrival decides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,6 +302,7 @@ def make_request(
     policy: str | None = None,
     family: int | None = None,
     salt: str = "",
+    priority: int = 0,
 ) -> GenerationRequest:
     """Prompts of one ``family`` begin alike; without one, prompts differ from their first token."""
     first = 3 * seed + num_prompt if family is None else 50 * family
@@ -316,6 +317,7 @@ def make_request(
         policy,
         frame_address=f"to-{seed % 3}",
         cache_salt=salt,
+        priority=priority,
     )
 
 

@@ -46,6 +46,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         num_stops=st.integers(0, 3),
         family=st.sampled_from([None, 0, 0, 1]),
         salt=st.sampled_from(["", "", "other"]),
+        priority=st.integers(-1, 1),
     )
     def submit(
         self,
@@ -55,11 +56,14 @@ class CoordinatorMachine(RuleBasedStateMachine):
         num_stops: int,
         family: int | None,
         salt: str,
+        priority: int,
     ) -> None:
         i = self.num_requests
         stops = [(i * 31 + 17 * k) % 211 for k in range(10 * num_stops)]
         self._submit(
-            make_request(f"r{i}", num_prompt, max_tokens, i % 4, stops, policy, family, salt)
+            make_request(
+                f"r{i}", num_prompt, max_tokens, i % 4, stops, policy, family, salt, priority
+            )
         )
 
     @precondition(lambda self: self.num_requests > 0)

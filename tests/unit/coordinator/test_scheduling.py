@@ -8,6 +8,7 @@ import pytest
 from coordinator_fakes import DRAFTERS, Bench, always_wrong, make_limits, make_request
 
 from dflash_wire.records import StepPlan
+from gateway.coordinator.waiting import MAX_OVERTAKES
 
 
 def prefilled(plan: StepPlan) -> list[int]:
@@ -157,3 +158,43 @@ def test_admission_waits_for_room_for_a_first_draft_block() -> None:
     bench.run_until_idle()
     assert bench.coordinator.snapshot().num_preemptions == 0
     bench.check_all_finished()
+
+
+def admissions(bench: Bench) -> list[int]:
+    return [seq_id for plan in bench.ring.plans for seq_id in prefilled(plan)]
+
+
+def test_priority_goes_before_arrival() -> None:
+    bench = Bench(make_limits(max_rows=1), policy="off")
+    for i, priority in enumerate([0, 5, 0, -3, 5]):
+        bench.submit(make_request(f"r{i}", 3, 3, seed=i, priority=priority))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert admissions(bench) == [3, 0, 2, 1, 4]
+
+
+def test_nobody_waits_for_ever() -> None:
+    """An endless stream of urgent requests overtakes a patient one a bounded number of times."""
+    bench = Bench(make_limits(max_rows=1), policy="off")
+    bench.submit(make_request("first", 3, 2))
+    bench.submit(make_request("patient", 3, 2, seed=1, priority=9))
+    for i in range(3 * MAX_OVERTAKES):
+        bench.submit(make_request(f"r{i}", 3, 2, seed=i, priority=-1))
+        bench.step()
+        bench.step()
+    assert bench.sink.has_ended("patient")
+    assert admissions(bench).index(1) <= MAX_OVERTAKES + 1
+    bench.run_until_idle()
+    bench.check_all_finished()
+
+
+def test_the_last_rank_gives_its_pages_first() -> None:
+    limits = make_limits(num_pages=8, max_context=32, max_draft_block_size=4)
+    bench = Bench(limits, always_wrong, "static:4")
+    for i, priority in enumerate([1, 0, 0]):
+        bench.submit(make_request(f"r{i}", 4, 20, seed=i, priority=priority))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert bench.coordinator.snapshot().num_preemptions > 0
+    ends = {row.seq_id: step for step, plan in enumerate(bench.ring.plans) for row in plan.rows}
+    assert ends[0] == max(ends.values()), "the oldest, but least important one, ends last"
