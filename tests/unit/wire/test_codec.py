@@ -88,6 +88,7 @@ chunks = st.builds(
     finish_reason=st.none() | texts,
     cycle=st.none() | cycles,
     error=errors,
+    num_cached_tokens=st.none() | counts,
 )
 requests = st.builds(
     GenerationRequest,
@@ -98,6 +99,8 @@ requests = st.builds(
     stop_token_ids=ids,
     policy=st.none() | texts,
     frame_address=texts,
+    cache_salt=texts,
+    priority=st.integers(-(2**31), 2**31 - 1),
 )
 few = settings(max_examples=40, deadline=None)
 
