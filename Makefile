@@ -15,7 +15,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-overhead offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ format: $(STAMP_DEV) ## let ruff format and fix what it can
 
 bench: $(STAMP_TEST) ## speed of every policy beside two reference loops (ARGS=--help)
 	@$(PY) -m loadtest.bench --config $(CONFIG) $(ARGS)
+
+bench-serving: $(STAMP_TEST) ## throughput and latency from 1 to 64 streams (ARGS=--help)
+	@$(PY) -m loadtest.bench_serving --config $(CONFIG) $(ARGS)
 
 bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 	@$(PY) -m services.bench_overhead $(ARGS)

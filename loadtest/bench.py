@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -26,7 +25,7 @@ from loadtest.bench_report import (
     to_json,
 )
 from loadtest.bench_rows import ApiClient, BenchPrompt, ReferenceRow, Row, ServedRow
-from loadtest.processes import BenchError, Server, Worker, is_ready
+from loadtest.processes import BenchError, Worker, add_server_arguments, start_server
 
 WORKER_MODULE = "services.bench_reference"
 WARM_UP_TOKENS = 16
@@ -35,14 +34,7 @@ WARM_UP_TOKENS = 16
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description=__doc__)
-    parser.add_argument("--base-url", help="a running server; without it one is started")
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument(
-        "--start-url",
-        default="http://127.0.0.1:8000",
-        help="where a started server listens; as http_options in --config say",
-    )
-    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds")
+    add_server_arguments(parser)
     parser.add_argument("--prompts", default="word_problems", help="prompt sets, with commas")
     parser.add_argument("--num-prompts", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
@@ -78,23 +70,6 @@ def measure_all(
                     measurements.append(by_name[name].measure(prompt, max_tokens, repeat))
                     progress.update()
     return measurements
-
-
-def start_server(stack: ExitStack, options: argparse.Namespace) -> str:
-    """Return the base URL of a ready server, started here unless the options name one."""
-    if options.base_url:
-        url = str(options.base_url).rstrip("/")
-        if not is_ready(url):
-            raise BenchError(f"{url}/ready does not answer 200; start the server with: make serve")
-        return url
-    if is_ready(options.start_url):
-        raise BenchError(
-            f"a server runs at {options.start_url} already; use it with --base-url, or stop it"
-        )
-    print(f"Starting: serve run {options.config}", file=sys.stderr)
-    server = stack.enter_context(Server(options.config))
-    server.wait_ready(options.start_url, options.start_timeout)
-    return str(options.start_url)
 
 
 def start_references(stack: ExitStack, options: argparse.Namespace) -> list[ReferenceRow]:

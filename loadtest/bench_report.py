@@ -190,10 +190,15 @@ def render_table(report: Report) -> str:
         )
         cells = ["–" if number is None else f"{number:.2f}" for number in numbers]
         lines.append([row.row, *cells, _verdict(row)])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join([aligned_table(lines), "", *(_bar_line(bar) for bar in report.bars)])
+
+
+def aligned_table(lines: Sequence[Sequence[str]]) -> str:
+    """Lay cells out in columns: the first line is the header, the first column is text."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
     table.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*table, "", *(_bar_line(bar) for bar in report.bars)])
+    return "\n".join(table)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

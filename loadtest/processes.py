@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -167,3 +169,36 @@ def is_ready(base_url: str) -> bool:
             return bool(response.status == 200)
     except (URLError, OSError):
         return False
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ``start_server`` reads."""
+    parser.add_argument("--base-url", help="a running server; without it one is started")
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument(
+        "--start-url",
+        default="http://127.0.0.1:8000",
+        help="where a started server listens; as http_options in --config say",
+    )
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds")
+
+
+def start_server(stack: ExitStack, options: argparse.Namespace) -> str:
+    """Return the base URL of a ready server, started here unless the options name one.
+
+    Raises:
+        BenchError: it is not ready, or another server has its port.
+    """
+    if options.base_url:
+        url = str(options.base_url).rstrip("/")
+        if not is_ready(url):
+            raise BenchError(f"{url}/ready does not answer 200; start the server with: make serve")
+        return url
+    if is_ready(options.start_url):
+        raise BenchError(
+            f"a server runs at {options.start_url} already; use it with --base-url, or stop it"
+        )
+    print(f"Starting: serve run {options.config}", file=sys.stderr)
+    server = stack.enter_context(Server(options.config))
+    server.wait_ready(options.start_url, options.start_timeout)
+    return str(options.start_url)

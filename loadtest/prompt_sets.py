@@ -56,7 +56,7 @@ def load(names: str, limit: int | None = None) -> list[Prompt]:
         ValueError: a name is unknown, or its file is not here.
     """
     if names == "mixed":
-        prompts = _interleave([_load_own(name) for name in OWN_SETS])
+        prompts = interleave([_load_own(name) for name in OWN_SETS])
     else:
         chosen = list(OWN_SETS) if names == "all" else [n.strip() for n in names.split(",")]
         prompts = [prompt for name in chosen for prompt in _load_set(name)]
@@ -103,6 +103,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _interleave(sets: list[list[Prompt]]) -> list[Prompt]:
+def interleave(sets: list[list[Prompt]]) -> list[Prompt]:
+    """One prompt of each set in turn, until all are used up."""
     longest = max(len(prompts) for prompts in sets)
     return [prompts[i] for i in range(longest) for prompts in sets if i < len(prompts)]

@@ -90,6 +90,34 @@ class ChatStream:
         return "".join(chunk.text for chunk in self.chunks)
 
 
+class ChatStreamReader:
+    """Reads a chat completion stream piece by piece. Owner: one stream."""
+
+    def __init__(self) -> None:
+        self._parser = SSEParser()
+        self._stream = ChatStream()
+
+    def feed(self, piece: bytes, arrival_s: float) -> ChatStream | None:
+        """Take a piece of the response body in; return the answer once it is complete.
+
+        Raises:
+            StreamError: an error event, a body that is not JSON, or an end without a finish reason.
+        """
+        for event in self._parser.feed(piece):
+            if event.data == DONE:
+                if self._stream.finish_reason is None:
+                    raise StreamError("the stream ended without a finish reason")
+                return self._stream
+            _take_event(self._stream, event, arrival_s)
+        return None
+
+    def ended_early(self) -> StreamError:
+        """What to raise when there are no more pieces and no answer yet."""
+        return StreamError(
+            f"the stream ended after {len(self._stream.chunks)} chunks without {DONE}"
+        )
+
+
 def read_chat_stream(pieces: Iterable[bytes], clock: Callable[[], float]) -> ChatStream:
     """Read a chat completion stream to its end.
 
@@ -98,18 +126,14 @@ def read_chat_stream(pieces: Iterable[bytes], clock: Callable[[], float]) -> Cha
         clock: returns seconds; read once per piece, when it arrives.
 
     Raises:
-        StreamError: an error event, a body that is not JSON, no finish reason, or no ``[DONE]``.
+        StreamError: see ``ChatStreamReader``, or no ``[DONE]``.
     """
-    parser, stream = SSEParser(), ChatStream()
+    reader = ChatStreamReader()
     for piece in pieces:
-        arrival_s = clock()
-        for event in parser.feed(piece):
-            if event.data == DONE:
-                if stream.finish_reason is None:
-                    raise StreamError("the stream ended without a finish reason")
-                return stream
-            _take_event(stream, event, arrival_s)
-    raise StreamError(f"the stream ended after {len(stream.chunks)} chunks without {DONE}")
+        stream = reader.feed(piece, clock())
+        if stream is not None:
+            return stream
+    raise reader.ended_early()
 
 
 def _take_event(stream: ChatStream, event: SSEEvent, arrival_s: float) -> None:
