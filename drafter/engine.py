@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from dflash_ops.attention import AttentionRow, StepAttention, build_group
+from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.fused_layer import packed_layers
 from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.paging import PagedPool
@@ -96,7 +96,7 @@ class DrafterEngine:
             offset, start = len(token_ids), row.start_position
             token_ids += row.token_ids + [self.model.mask_token_id] * (row.width - 1)
             positions += range(start, start + row.width)
-            attention_rows.append(AttentionRow(offset, row.width, row.page_ids, start, None))
+            attention_rows.append(AttentionRow(offset, row.width, row.page_ids, start, Visible.ALL))
             runs.append(
                 SamplingRun(len(wanted), len(wanted) + row.width - 1, start + 1, row.sampling)
             )
@@ -105,7 +105,7 @@ class DrafterEngine:
         heads_per_kv = config.num_attention_heads // int(
             config.num_key_value_heads or config.num_attention_heads
         )
-        step = StepAttention(self.pool, [build_group(attention_rows, heads_per_kv, self.pool)])
+        step = plan_attention(attention_rows, heads_per_kv, self.pool)
         hidden = self._pass(token_ids, positions, step)
         logits = self._head(hidden[torch.tensor(wanted, device=device)])
         # The mask token is a reserved id: the target never emits it, so neither may a draft.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dflash_ops.attention import AttentionGroup, AttentionRow, StepAttention, build_group
+from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
@@ -32,6 +32,7 @@ class PackedRow:
     row: Row
     draft_token_ids: list[int]
     parents: list[int]
+    is_chain: bool
     depths: list[int]
     offset: int
     width: int
@@ -64,6 +65,7 @@ def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
                 row,
                 draft_token_ids,
                 parents,
+                row.is_prefill or drafts.parents is None,
                 depths(parents),
                 offset,
                 row.num_positions,
@@ -110,7 +112,7 @@ class VerifierEngine:
         """
         began = time.perf_counter()
         packed = pack_rows(plan, drafts)
-        step = StepAttention(self.pool, self._groups(packed))
+        step = self._attention(packed)
         hidden, features = self.target.forward(
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
@@ -120,27 +122,17 @@ class VerifierEngine:
         verify_ms = (time.perf_counter() - began) * 1e3
         return StepResult(plan.step_id, committed, drafts.draft_ms, verify_ms)
 
-    def _groups(self, packed: list[PackedRow]) -> list[AttentionGroup]:
-        """Prefill rows attend alone; verify rows share one padded group."""
-        heads_per_kv = self.target.num_heads // self.target.num_kv_heads
-        verify: list[AttentionRow] = []
-        groups: list[AttentionGroup] = []
+    def _attention(self, packed: list[PackedRow]) -> StepAttention:
+        rows = []
         for p in packed:
-            pages, context = p.row.page_ids, p.row.start_position
-            if p.row.is_prefill:
-                visible = None
-                if p.width > 1:
-                    visible = torch.ones(
-                        p.width, p.width, dtype=torch.bool, device=self.pool.device
-                    ).tril_()
-                row = AttentionRow(p.offset, p.width, pages, context, visible)
-                groups.append(build_group([row], heads_per_kv, self.pool))
-            else:
-                visible = ancestor_mask(p.parents).to(self.pool.device) if p.parents else None
-                verify.append(AttentionRow(p.offset, p.width, pages, context, visible))
-        if verify:
-            groups.append(build_group(verify, heads_per_kv, self.pool))
-        return groups
+            visible: Visible | Tensor = Visible.CAUSAL
+            if not p.is_chain:
+                visible = ancestor_mask(p.parents)
+            rows.append(
+                AttentionRow(p.offset, p.width, p.row.page_ids, p.row.start_position, visible)
+            )
+        heads_per_kv = self.target.num_heads // self.target.num_kv_heads
+        return plan_attention(rows, heads_per_kv, self.pool)
 
     def _token_ids(self, packed: list[PackedRow]) -> Tensor:
         ids: list[int] = []

@@ -1,151 +1,202 @@
 """Attention over paged context and the tokens of the current step, for ragged packed rows.
 
 Registered in transformers' ``AttentionInterface`` as ``GATHERED``; model layers pass our metadata on
-as the keyword argument ``step``. This is the gathered SDPA form: the reference in tests and the CPU's
-serving path. Context keys/values are gathered from pages, the step's own follow them, one masked
-SDPA runs per group of rows.
+as the keyword argument ``step``. A row's attention has two parts: its committed context, all of which
+every query sees, and the step's own tokens under the row's mask. Each part gives an output and the
+logarithm of its sum of exponentials; the two are merged by these. So no context is padded, masked or,
+where its pages follow each other, even copied.
 
-Shape letters: T packed tokens, R rows of a group, W widest row, C longest context, H query heads,
-G key/value heads, D head size, L layers.
+Shape letters: T packed tokens, R rows of a group, W their width, C a row's context length, H query heads,
+G key/value heads, D head size, L layers. Queries of one key/value head lie together: ``Q = (H / G) * W``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from dflash_ops.paging import PagedPool
+from dflash_ops.paging import ContextReader, PagedPool
 
 # transformers takes any name with "flash" in it for a flash-attention kernel.
 GATHERED = "gathered_paged"
+
+
+class Visible(Enum):
+    """Which tokens of its own row a query sees."""
+
+    ALL = auto()
+    CAUSAL = auto()
+    """Itself and those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
     """One row: packed tokens ``[offset, offset + width)`` after ``context`` committed ones.
 
-    ``page_ids`` covers the context; ``visible`` is ``[width, width]`` bool (query, key) within the row,
-    None means all of it.
+    ``page_ids`` covers the context; ``visible`` may be a ``[width, width]`` bool tensor (query, key).
     """
 
     offset: int
     width: int
     page_ids: list[int]
     context: int
-    visible: Tensor | None
+    visible: Visible | Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Rows that attend together, padded to one width and one context length."""
+    """Rows of one width, which share the operators of their block part."""
 
     num_rows: int
     width: int
-    context: int
-    page_ids: (
-        Tensor  # [R * P], enough for C + W; the step's own keys and values go behind the context
-    )
-    mask: Tensor | None  # [R, 1, queries, C + W] additive; queries = (H / G) * W
-    packed_slice: slice | None  # set when the rows lie side by side without padding
-    gather_index: Tensor | None  # [R * W] packed index of each padded place
-    scatter_index: Tensor | None  # [n] padded places that are real
-    packed_index: Tensor | None  # [n] where they go in the packed order
-
-
-def _mask(
-    rows: Sequence[AttentionRow], width: int, context: int, heads_per_kv: int, pool: PagedPool
-) -> Tensor:
-    """The additive mask ``[R, 1, (H / G) * W, C + W]``."""
-    shape = (len(rows), width, context + width)
-    visible = torch.zeros(shape, dtype=torch.bool, device=pool.device)
-    for r, row in enumerate(rows):
-        # Padding queries get the real queries' context too, so no softmax row is empty.
-        visible[r, :, : row.context] = True
-        inside = visible[r, : row.width, context : context + row.width]
-        inside.copy_(torch.ones_like(inside) if row.visible is None else row.visible)
-        visible[r, row.width :, context] = True
-    mask = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-    mask.masked_fill_(~visible, float("-inf"))
-    return mask.repeat(1, heads_per_kv, 1)[:, None]
-
-
-def build_group(rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool) -> AttentionGroup:
-    """Pad ``rows`` to a common width and context length.
-
-    Args:
-        rows: at least one row, in packed order.
-        heads_per_kv: H / G, so that grouped heads fold into the query axis.
-        pool: where the context is; queries have its type.
-    """
-    device = pool.device
-    width = max(row.width for row in rows)
-    context = max(row.context for row in rows)
-    is_even = all(row.width == width for row in rows)
-    is_adjacent = all(a.offset + a.width == b.offset for a, b in pairwise(rows))
-    is_masked = not is_even or any(row.context < context or row.visible is not None for row in rows)
-    mask = _mask(rows, width, context, heads_per_kv, pool) if is_masked else None
-    num_pages = -(-(context + width) // pool.page_size)
-    padded: list[int] = []
-    for row in rows:
-        used = row.page_ids[: -(-row.context // pool.page_size)]
-        padded += used + used[:1] * (num_pages - len(used)) if used else [0] * num_pages
-    page_ids = torch.tensor(padded, dtype=torch.int64, device=device)
-    if is_even and is_adjacent:
-        packed = slice(rows[0].offset, rows[-1].offset + width)
-        return AttentionGroup(len(rows), width, context, page_ids, mask, packed, None, None, None)
-    gather: list[int] = []
-    scatter: list[int] = []
-    packed_places: list[int] = []
-    for r, row in enumerate(rows):
-        real = list(range(row.offset, row.offset + row.width))
-        gather += real + [row.offset] * (width - row.width)
-        scatter += range(r * width, r * width + row.width)
-        packed_places += real
-    as_index = [torch.tensor(x, device=device) for x in (gather, scatter, packed_places)]
-    return AttentionGroup(len(rows), width, context, page_ids, mask, None, *as_index)
+    contexts: list[ContextReader | None]
+    """One per row; None without context."""
+    mask: Tensor | None
+    """Additive, ``[Q, W]`` for all rows or ``[R, 1, Q, W]``; None when every token sees every other."""
+    place: slice | Tensor
+    """Where the rows' tokens are in the packed order."""
 
 
 @dataclass(slots=True)
 class StepAttention:
     """Metadata of one packed pass; collects the step's own keys and values layer by layer."""
 
-    pool: PagedPool
     groups: list[AttentionGroup]
     step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
 
 
+def plan_attention(
+    rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool
+) -> StepAttention:
+    """Prepare a pass over ``rows``.
+
+    Args:
+        rows: at least one, in packed order.
+        heads_per_kv: H / G.
+        pool: where the context is; queries have its type.
+    """
+    by_width: dict[int, list[AttentionRow]] = {}
+    for row in rows:
+        by_width.setdefault(row.width, []).append(row)
+    return StepAttention(
+        [
+            AttentionGroup(
+                num_rows=len(members),
+                width=width,
+                contexts=[
+                    pool.reader(r.page_ids, r.context) if r.context else None for r in members
+                ],
+                mask=_mask(members, width, heads_per_kv, pool),
+                place=_place(members, width, pool.device),
+            )
+            for width, members in by_width.items()
+        ]
+    )
+
+
+def _place(rows: list[AttentionRow], width: int, device: torch.device) -> slice | Tensor:
+    if all(a.offset + width == b.offset for a, b in pairwise(rows)):
+        return slice(rows[0].offset, rows[-1].offset + width)
+    places = [row.offset + i for row in rows for i in range(width)]
+    return torch.tensor(places, device=device)
+
+
+def _mask(
+    rows: list[AttentionRow], width: int, heads_per_kv: int, pool: PagedPool
+) -> Tensor | None:
+    kinds = {row.visible if isinstance(row.visible, Visible) else None for row in rows}
+    if width == 1 or kinds == {Visible.ALL}:
+        return None
+    causal = torch.ones(width, width, dtype=torch.bool, device=pool.device).tril_()
+    if kinds == {Visible.CAUSAL}:
+        return _additive(causal, pool.dtype).repeat(heads_per_kv, 1)
+    visible = [
+        row.visible.to(pool.device)
+        if isinstance(row.visible, Tensor)
+        else (causal if row.visible is Visible.CAUSAL else torch.ones_like(causal))
+        for row in rows
+    ]
+    return _additive(torch.stack(visible), pool.dtype).repeat(1, heads_per_kv, 1)[:, None]
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, float("-inf"))
+
+
 def _attend(
-    group: AttentionGroup,
-    query: Tensor,
-    step_kv: Tensor,
-    step: StepAttention,
-    layer: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One part: ``query [R, G, Q, D]``, ``key`` and ``value [R, G, K, D]``.
+
+    Returns:
+        output ``[R, G, Q, D]`` and log-sum-exp ``[R, G, Q]`` in float32.
+    """
+    if query.device.type == "cpu":
+        partial: tuple[Tensor, Tensor] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+                query, key, value, attn_mask=mask, scale=scale
+            )
+        )
+        return partial
+    return _attend_in_parts(query, key, value, mask, scale)
+
+
+def _attend_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``_attend`` out of basic operators, for every device."""
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    return torch.matmul(weights, value), scores.logsumexp(dim=-1)
+
+
+def _attend_contexts(
+    group: AttentionGroup, query: Tensor, layer: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The context part of all rows of a group; a row without context weighs nothing."""
+    parts = []
+    for row, context in enumerate(group.contexts):
+        mine = query[row : row + 1]
+        if context is None:
+            nothing = mine.new_full(mine.shape[:-1], float("-inf"), dtype=torch.float32)
+            parts.append((torch.zeros_like(mine), nothing))
+        else:
+            parts.append(_attend(mine, *context.layer(layer), None, scale))
+    if len(parts) == 1:
+        return parts[0]
+    outputs, weights = zip(*parts, strict=True)
+    return torch.cat(outputs), torch.cat(weights)
+
+
+def _attend_group(
+    group: AttentionGroup, query: Tensor, step_kv: Tensor, layer: int, scale: float
 ) -> Tensor:
-    """One group: ``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
+    """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = step_kv.shape[2]
-    kv = step.pool.gather(layer, group.page_ids).view(2, num_kv_heads, rows, -1, head_dim)
-    kv = kv[:, :, :, : group.context + width]
-    kv[:, :, :, group.context :] = step_kv.view(rows, width, 2, num_kv_heads, head_dim).permute(
-        2, 3, 0, 1, 4
-    )
-    keys, values = kv.transpose(1, 2)  # [R, G, C + W, D] each
     folded = (
-        query.view(rows, width, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        query.reshape(rows, width, num_kv_heads, num_heads // num_kv_heads, head_dim)
         .permute(0, 2, 3, 1, 4)
         .reshape(rows, num_kv_heads, -1, head_dim)
-    )  # [R, G, (H/G) * W, D]
-    out = scaled_dot_product_attention(folded, keys, values, group.mask, scale=scale)
-    unfolded = out.view(rows, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
+    )
+    own = step_kv.reshape(rows, width, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+    out, weight = _attend(folded, own[0], own[1], group.mask, scale)
+    if any(group.contexts):
+        context_out, context_weight = _attend_contexts(group, folded, layer, scale)
+        share = (weight - context_weight).sigmoid_()[..., None]
+        out = torch.lerp(context_out, out, share.to(out.dtype))
+    unfolded = out.reshape(rows, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
     return unfolded.reshape(rows * width, num_heads, head_dim)
 
 
@@ -165,18 +216,13 @@ def attend_packed(
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
-    query, step_kv = query.contiguous(), step_kv.contiguous()
-    if len(step.groups) == 1 and step.groups[0].packed_slice is not None:
-        return _attend(step.groups[0], query, step_kv, step, layer_idx, scale)
+    if len(step.groups) == 1 and isinstance(step.groups[0].place, slice):
+        return _attend_group(step.groups[0], query, step_kv, layer_idx, scale)
     out = torch.empty_like(query)
     for group in step.groups:
-        part = group.gather_index if group.packed_slice is None else group.packed_slice
-        assert part is not None
-        attended = _attend(group, query[part], step_kv[part], step, layer_idx, scale)
-        if group.packed_slice is not None:
-            out[group.packed_slice] = attended
-        else:
-            out[group.packed_index] = attended[group.scatter_index]
+        out[group.place] = _attend_group(
+            group, query[group.place], step_kv[group.place], layer_idx, scale
+        )
     return out
 
 

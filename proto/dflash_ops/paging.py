@@ -6,20 +6,56 @@ every plan; a pool knows nothing about sequences, so a replaced executor starts 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+
+class ContextReader(Protocol):
+    """Keys and values of one sequence's committed positions."""
+
+    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's keys and values, ``[1, G, C, D]`` each."""
+
+
+class _RunReader:
+    """Context on pages that follow each other: views into the pool, nothing is copied."""
+
+    def __init__(self, layers: list[tuple[Tensor, Tensor]], start: int, count: int) -> None:
+        self._layers, self._start, self._count = layers, start, count
+
+    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """See ``ContextReader``."""
+        key, value = self._layers[layer_idx]
+        return key.narrow(2, self._start, self._count), value.narrow(2, self._start, self._count)
+
+
+class _ScatteredReader:
+    """Context on pages anywhere: whole pages are copied, one layer at a time."""
+
+    def __init__(self, pages: Tensor, page_ids: Tensor, num_positions: int, head_dim: int) -> None:
+        self._pages, self._page_ids = pages, page_ids
+        self._num_positions, self._head_dim = num_positions, head_dim
+
+    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """See ``ContextReader``."""
+        gathered = self._pages[layer_idx].index_select(
+            2, self._page_ids
+        )  # [2, G, n, page_size * D]
+        kv = gathered.unflatten(3, (-1, self._head_dim)).flatten(2, 3)[:, None]
+        kv = kv[:, :, :, : self._num_positions]
+        return kv[0], kv[1]
 
 
 class PagedPool:
     """Keys and values by slot.
 
     Owner: the executor that holds it; only that executor writes. Invariant: it never holds
-    speculative state, because only committed positions are written; and
-    only finite numbers, because a page's next owner may read what lies behind its own tokens under a
-    mask, and a NaN times zero is a NaN.
+    speculative state, because only committed positions are written.
 
-    ``data`` is a view ``[layers, slots, 2, G, D]``; in memory a head's part of a page lies together, so
-    that whole pages are gathered into what attention reads fastest.
+    ``data`` is a view ``[layers, slots, 2, G, D]``; in memory the slots of one head follow each other, as
+    attention reads them.
 
     Args:
         num_layers: layers with their own keys and values.
@@ -43,14 +79,13 @@ class PagedPool:
     ) -> None:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self._pages = torch.zeros(
-            (num_layers, 2, num_kv_heads, num_pages, page_size * head_dim),
-            dtype=dtype,
-            device=device,
+        self._slots = torch.zeros(
+            (num_layers, 2, num_kv_heads, self.num_slots, head_dim), dtype=dtype, device=device
         )
-        self.data = self._pages.view(num_layers, 2, num_kv_heads, self.num_slots, head_dim).permute(
-            0, 3, 1, 2, 4
-        )
+        self._pages = self._slots.view(num_layers, 2, num_kv_heads, num_pages, -1)
+        self.data = self._slots.permute(0, 3, 1, 2, 4)
+        # Keys and values [1, G, slots, D] by layer: making these views anew costs more than reading them.
+        self._layers = [(layer[0][None], layer[1][None]) for layer in self._slots]
         self._offsets = torch.arange(page_size, device=device)
 
     @property
@@ -77,17 +112,19 @@ class PagedPool:
         skipped = first * self.page_size
         return slots[start - skipped : end - skipped]
 
-    def gather(self, layer_idx: int, page_ids: Tensor) -> Tensor:
-        """Copy whole pages of one layer.
+    def reader(self, page_ids: list[int], num_positions: int) -> ContextReader:
+        """Prepare reading positions ``[0, num_positions)``, at least one, of a sequence.
 
         Args:
-            layer_idx: the layer.
-            page_ids: ``[n]`` int64.
-
-        Returns:
-            ``[2, G, n, page_size * D]``.
+            page_ids: the sequence's page table; covers the positions.
+            num_positions: committed ones; what lies behind them on the last page is not read.
         """
-        return self._pages[layer_idx].index_select(2, page_ids)
+        used = page_ids[: -(-num_positions // self.page_size)]
+        first = used[0]
+        if used == list(range(first, first + len(used))):
+            return _RunReader(self._layers, first * self.page_size, num_positions)
+        index = torch.tensor(used, dtype=torch.int64, device=self.device)
+        return _ScatteredReader(self._pages, index, num_positions, self._slots.shape[-1])
 
     def write(self, slots: Tensor, kv: Tensor) -> None:
         """Write committed tokens; mutates the pool.
@@ -96,4 +133,4 @@ class PagedPool:
             slots: ``[n]`` int64.
             kv: ``[num_layers, n, 2, G, D]``.
         """
-        self.data.index_copy_(1, slots, torch.nan_to_num(kv))
+        self.data.index_copy_(1, slots, kv)

@@ -23,7 +23,7 @@ from drafter.training.data import read_rows
 from drafter.training.export import export_drafter
 from drafter.training.trainer import Trainer
 
-FINAL_STEPS = 1400
+FINAL_STEPS = 7200
 
 
 def demo_training_config() -> TrainingConfig:
@@ -67,10 +67,10 @@ def final_drafter_recipe(base: Path) -> DrafterRecipe:
     """Return the shipped drafter's recipe: trained on from ``base``, narrower draft blocks too."""
     training = replace(
         demo_training_config(),
-        peak_lr=2e-3,
+        peak_lr=2.5e-3,
         max_steps=FINAL_STEPS,
-        narrow_share=0.5,
-        evaluate_every=400,
+        epochs=50,
+        narrow_share=0.4,
         seed=20261203,
     )
     return DrafterRecipe(initial=str(base), training=training)
@@ -130,6 +130,18 @@ def train_drafter(
     result = trainer.held_out_figures or trainer.evaluate()
     out = work / "drafter"
     num_parameters = export_drafter(model, out)
-    summary = {**asdict(recipe), **result, "num_rows": len(rows), "num_parameters": num_parameters}
+    summary = {
+        **asdict(recipe),
+        "initial": None if recipe.initial is None else _recipe_of(Path(recipe.initial)),
+        **result,
+        "num_rows": len(rows),
+        "num_parameters": num_parameters,
+    }
     (out / "recipe.json").write_text(json.dumps(summary, indent=2) + "\n")
     return result
+
+
+def _recipe_of(drafter: Path) -> dict[str, Any]:
+    """The recipe of an exported drafter, so that a chain of trainings is told whole."""
+    recipe: dict[str, Any] = json.loads((drafter / "recipe.json").read_text())
+    return recipe

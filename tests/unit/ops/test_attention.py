@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_ops.attention import AttentionRow, StepAttention, build_group, gathered_attention
+from dflash_ops.attention import (
+    AttentionRow,
+    StepAttention,
+    Visible,
+    _attend,
+    _attend_in_parts,
+    gathered_attention,
+    plan_attention,
+)
 from dflash_ops.paging import PagedPool
 
 pytestmark = pytest.mark.unit
@@ -37,9 +45,16 @@ def tree_mask(width: int, rng: random.Random) -> Tensor:
     return mask
 
 
-def make_row(offset: int, width: int, context: int, visible: Tensor | None) -> AttentionRow:
-    page_ids = torch.randperm(NUM_PAGES)[: -(-context // PAGE_SIZE)].tolist()
-    return AttentionRow(offset, width, page_ids, context, visible)
+def make_row(
+    offset: int, width: int, context: int, visible: Visible | Tensor, is_run: bool = False
+) -> AttentionRow:
+    """A row whose context is on pages anywhere, or on pages that follow each other."""
+    count = -(-context // PAGE_SIZE)
+    first = int(torch.randint(NUM_PAGES - count + 1, ()))
+    page_ids = torch.randperm(NUM_PAGES)[:count].tolist()
+    return AttentionRow(
+        offset, width, list(range(first, first + count)) if is_run else page_ids, context, visible
+    )
 
 
 def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool: Tensor) -> Tensor:
@@ -48,7 +63,10 @@ def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool
     slots = [row.page_ids[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(row.context)]
     outputs = torch.zeros(row.width, num_heads, HEAD_DIM)
     for i in range(row.width):
-        seen = [j for j in range(row.width) if row.visible is None or row.visible[i, j]]
+        if isinstance(row.visible, Tensor):
+            seen = [j for j in range(row.width) if row.visible[i, j]]
+        else:
+            seen = list(range(row.width if row.visible is Visible.ALL else i + 1))
         own = [row.offset + j for j in seen]
         for head in range(num_heads):
             group = head * NUM_KV_HEADS // num_heads
@@ -59,14 +77,15 @@ def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool
     return outputs
 
 
-def check(groups: list[list[AttentionRow]], heads_per_kv: int) -> None:
+def check(rows: list[AttentionRow], heads_per_kv: int) -> StepAttention:
     pool = make_pool()
-    rows = [row for group in groups for row in group]
+    # What lies behind a row's own positions must never be read.
+    used = {s for r in rows for s in pool.slots(r.page_ids, 0, r.context).tolist()}
+    pool.data[:, [slot for slot in range(pool.num_slots) if slot not in used]] = torch.nan
     total = sum(row.width for row in rows)
     query = torch.randn(total, NUM_KV_HEADS * heads_per_kv, HEAD_DIM)
     key, value = torch.randn(2, total, NUM_KV_HEADS, HEAD_DIM)
-    built = [build_group(group, heads_per_kv, pool) for group in groups]
-    step = StepAttention(pool, built)
+    step = plan_attention(rows, heads_per_kv, pool)
     # transformers hands over transposed views, so the test does too.
     packed, weights = gathered_attention(
         SimpleNamespace(layer_idx=LAYER),  # type: ignore[arg-type]
@@ -85,61 +104,70 @@ def check(groups: list[list[AttentionRow]], heads_per_kv: int) -> None:
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     (step_kv,) = step.step_kv
     assert torch.equal(step_kv, torch.stack([key, value], dim=1))
+    return step
 
 
 @pytest.mark.parametrize("heads_per_kv", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_ragged_rows_in_several_groups(seed: int, heads_per_kv: int) -> None:
-    """Prefill rows attend alone, verify rows share a group; both lie mixed in the packed order."""
+@pytest.mark.parametrize("seed", range(8))
+def test_ragged_rows(seed: int, heads_per_kv: int) -> None:
+    """Prefill rows, chains and trees of any widths, with and without context, mixed."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    groups: list[list[AttentionRow]] = []
-    verify: list[AttentionRow] = []
+    rows: list[AttentionRow] = []
     offset = 0
-    for _ in range(rng.randint(2, 6)):
-        width, context = rng.randint(1, 6), rng.choice([0, 0, 1, 5, 17])
-        if rng.random() < 0.4:
-            causal = torch.ones(width, width, dtype=torch.bool).tril_()
-            groups.append([make_row(offset, width, context, causal)])
-        else:
-            visible = rng.choice([None, tree_mask(width, rng)])
-            verify.append(make_row(offset, width, context, visible))
+    for _ in range(rng.randint(2, 7)):
+        width, context = rng.randint(1, 4), rng.choice([0, 0, 1, 5, 17])
+        visible = rng.choice([Visible.ALL, Visible.CAUSAL, tree_mask(width, rng)])
+        rows.append(make_row(offset, width, context, visible, rng.random() < 0.5))
         offset += width
-    check([*groups, verify] if verify else groups, heads_per_kv)
+    check(rows, heads_per_kv)
 
 
 @pytest.mark.parametrize("heads_per_kv", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("width", "context", "is_masked"), [(1, 0, False), (1, 9, False), (4, 0, True), (5, 9, False)]
-)
-def test_single_row(width: int, context: int, is_masked: bool, heads_per_kv: int) -> None:
+@pytest.mark.parametrize("visible", [Visible.ALL, Visible.CAUSAL])
+@pytest.mark.parametrize(("width", "context"), [(1, 0), (1, 9), (4, 0), (5, 9), (40, 3)])
+@pytest.mark.parametrize("is_run", [True, False])
+def test_single_row(
+    width: int, context: int, visible: Visible, heads_per_kv: int, is_run: bool
+) -> None:
     torch.manual_seed(width + context)
-    visible = tree_mask(width, random.Random(0)) if is_masked else None
-    check([[make_row(0, width, context, visible)]], heads_per_kv)
+    check([make_row(0, width, context, visible, is_run)], heads_per_kv)
 
 
 @pytest.mark.parametrize("contexts", [(7, 7, 7), (0, 3, 12), (0, 0, 0)])
-def test_even_rows_are_not_gathered(contexts: tuple[int, ...]) -> None:
-    """Rows of one width side by side take the path without index copies."""
+def test_even_rows_are_one_group_without_index_copies(contexts: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rng = random.Random(1)
     rows = [make_row(4 * i, 4, c, tree_mask(4, rng)) for i, c in enumerate(contexts)]
-    assert build_group(rows, 2, make_pool()).packed_slice == slice(0, 12)
-    check([rows], 2)
+    (group,) = check(rows, 2).groups
+    assert group.place == slice(0, 12)
 
 
-def test_equal_unmasked_rows_need_no_mask() -> None:
-    torch.manual_seed(2)
-    rows = [make_row(3 * i, 3, 5, None) for i in range(2)]
-    assert build_group(rows, 1, make_pool()).mask is None
-    check([rows], 1)
-
-
-def test_uneven_rows_side_by_side() -> None:
+def test_rows_of_one_width_share_a_group_wherever_they_are() -> None:
     torch.manual_seed(3)
-    widths, offset, rows = (1, 6, 2, 1), 0, []
+    widths, offset, rows = (1, 6, 2, 1, 6), 0, []
     for width in widths:
-        rows.append(make_row(offset, width, 4, None))
+        rows.append(make_row(offset, width, 4, Visible.CAUSAL))
         offset += width
-    assert build_group(rows, 3, make_pool()).packed_slice is None
-    check([rows], 3)
+    groups = check(rows, 3).groups
+    assert [(group.width, group.num_rows) for group in groups] == [(1, 2), (6, 2), (2, 1)]
+
+
+def test_chains_share_a_mask_and_full_rows_need_none() -> None:
+    torch.manual_seed(2)
+    chains = [make_row(3 * i, 3, 5, Visible.CAUSAL) for i in range(4)]
+    (group,) = check(chains, 2).groups
+    assert group.mask is not None and group.mask.shape == (6, 3)
+    (group,) = check([make_row(3 * i, 3, 5, Visible.ALL) for i in range(2)], 1).groups
+    assert group.mask is None
+
+
+def test_the_general_form_equals_the_fused_one() -> None:
+    """Devices without the fused operator compute the same parts."""
+    torch.manual_seed(4)
+    query, key, value = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    mask = torch.zeros(6, 9).masked_fill_(torch.rand(6, 9) < 0.3, float("-inf"))
+    fused = _attend(query, key, value, mask, SCALE)
+    general = _attend_in_parts(query, key, value, mask, SCALE)
+    for ours, theirs in zip(general, fused, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)

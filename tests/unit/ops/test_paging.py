@@ -42,11 +42,22 @@ def test_write_changes_only_its_slots() -> None:
     assert torch.equal(pool.data[:, others], before[:, others])
 
 
-def test_a_page_never_holds_what_a_mask_cannot_hide() -> None:
-    """The next owner of the page may read the rest of it under a mask; NaN times zero is NaN."""
-    pool = make_pool(1, 4)
-    kv = torch.full((2, 1, 2, 1, 4), torch.nan)
-    kv[0, 0, 1, 0] = torch.tensor([torch.inf, -torch.inf, 1.0, torch.nan])
-    pool.write(torch.tensor([2]), kv)
-    assert bool(torch.isfinite(pool.data).all())
-    assert pool.data[0, 2, 1, 0, 2] == 1.0
+@pytest.mark.parametrize("num_positions", [1, 3, 4, 9, 12])
+@pytest.mark.parametrize("page_ids", [[2, 3, 4], [4, 0, 2]], ids=["run", "scattered"])
+def test_readers_return_a_sequences_positions(page_ids: list[int], num_positions: int) -> None:
+    pool = PagedPool(3, 5, 4, 2, 6, torch.float32, torch.device("cpu"))
+    pool.data.normal_()
+    slots = pool.slots(page_ids, 0, num_positions)
+    reader = pool.reader(page_ids, num_positions)
+    for layer in range(3):
+        key, value = reader.layer(layer)
+        expected = pool.data[layer, slots].permute(1, 2, 0, 3)  # [2, G, C, D]
+        assert torch.equal(key[0], expected[0]) and torch.equal(value[0], expected[1])
+
+
+def test_a_run_is_not_copied() -> None:
+    pool = make_pool(5, 4)
+    pool.data.normal_()
+    key, value = pool.reader([1, 2], 7).layer(1)
+    for part in (key, value):
+        assert part.untyped_storage().data_ptr() == pool.data.untyped_storage().data_ptr()
