@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dflash_wire.errors import ConfigError, InvalidRequestError
+from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
 from gateway.detokenize import Detokenizer
 
 INLINE_CHARS = 4096
@@ -45,6 +45,8 @@ class ChatTokenizer:
         backend.no_padding()
         self._tokenizer = tokenizer
         self._backend = backend
+        # A token's name is as long as the text it stands for, or longer (bytes of one character).
+        self._longest_token = max(map(len, backend.get_vocab()))
         self._special_ids = frozenset(
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         )
@@ -64,6 +66,19 @@ class ChatTokenizer:
             raise ConfigError(f"Cannot load a tokenizer from {path}: {error}") from error
         return cls(tokenizer)
 
+    def check_length(self, num_chars: int, max_tokens: int, param: str) -> None:
+        """Refuse text that is too long whatever its tokens are, before it costs time.
+
+        Raises:
+            ContextLengthError: ``num_chars`` characters cannot be ``max_tokens`` tokens or fewer.
+        """
+        if num_chars > max_tokens * self._longest_token:
+            raise ContextLengthError(
+                f"The prompt has {num_chars} characters, more than this model's context of "
+                f"{max_tokens} tokens can hold; shorten it.",
+                param,
+            )
+
     async def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Render the chat template, ready for the assistant's turn, and encode it.
 
@@ -76,7 +91,7 @@ class ChatTokenizer:
     async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode plain prompts, with the special tokens that the model expects around them."""
         num_chars = sum(len(text) for text in texts)
-        return await _run(num_chars, lambda: [self._backend.encode(text).ids for text in texts])
+        return await _run(num_chars, lambda: self._encode(texts, add_special_tokens=True))
 
     def new_detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one sequence."""
@@ -100,8 +115,15 @@ class ChatTokenizer:
 
     def _encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         # The template has written the special tokens already.
-        encoding = self._backend.encode(self.render(messages), add_special_tokens=False)
-        return encoding.ids
+        (token_ids,) = self._encode([self.render(messages)], add_special_tokens=False)
+        return token_ids
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        # The batch form lets go of the interpreter while it works; the single one freezes the event loop.
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
 
 
 async def _run(num_chars: int, work: Callable[[], Result]) -> Result:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from dflash_wire.errors import ContextLengthError
 from gateway.body import read_model
 from gateway.disconnect import until_disconnect
 from gateway.generation import request_pieces
@@ -22,6 +24,7 @@ from gateway.responses import (
 )
 from gateway.schemas import (
     ChatCompletionBody,
+    ChatMessage,
     CompletionBody,
     GenerationBody,
     Prompts,
@@ -44,6 +47,7 @@ def openai_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter
         body = await read_model(request, ChatCompletionBody, state.settings.max_body_bytes)
         ignored = check_parameters(body)
         check_body(body, state.settings)
+        check_conversation(body.messages, state)
         prompt = await state.tokenizer.encode_chat([m.for_template() for m in body.messages])
         answer = _Answer(request, state, metrics, arrived, ChatShape(), ignored)
         return await answer.respond(body, [prompt], "messages")
@@ -88,8 +92,23 @@ def model_object(settings: GatewaySettings) -> dict[str, Any]:
     }
 
 
+def check_conversation(messages: Sequence[ChatMessage], state: GatewayState) -> None:
+    """Raise ``ContextLengthError`` for what cannot fit, before it is rendered and encoded."""
+    max_context = state.settings.max_context
+    if len(messages) > max_context:  # each is at least one token
+        raise ContextLengthError(
+            f"{len(messages)} messages are more than this model's context of {max_context} tokens "
+            "can hold; send fewer.",
+            "messages",
+        )
+    num_chars = sum(len(message.content) for message in messages)
+    state.tokenizer.check_length(num_chars, max_context, "messages")
+
+
 async def _encode_prompts(state: GatewayState, prompts: Prompts) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        state.tokenizer.check_length(len(text), state.settings.max_context, "prompt")
     if texts:
         return await state.tokenizer.encode_texts(texts)
     return [prompt for prompt in prompts if isinstance(prompt, list)]

@@ -5,23 +5,25 @@ Unknown keys are an error that names the key. Nothing here is read from the envi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+# YAML reads an unquoted off as false.
+Policy = Annotated[str, BeforeValidator(lambda value: "off" if value is False else value)]
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
     """Base of all sections: immutable, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelArgs(Section):
     """Which pair is served."""
 
-    id: str = Field("dflash-demo", description="Model name that clients send.")
+    id: str = Field("dflash-demo", min_length=1, description="Model name that clients send.")
     target: str = Field("models/demo/target", description="Local folder or hub id of the target.")
     drafter: str = Field(
         "models/demo/drafter", description="Local folder or hub id of the drafter."
@@ -33,8 +35,8 @@ class ModelArgs(Section):
 class EngineArgs(Section):
     """What one engine group holds and how it drafts."""
 
-    policy: str = Field("static:16", description="Default block policy: 'off' or 'static:<w>'.")
-    num_pages: int = Field(2048, ge=2, description="Pages in each of the two pools.")
+    policy: Policy = Field("static:16", description="Default block policy: 'off' or 'static:<w>'.")
+    num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
     max_rows: int = Field(16, ge=1, description="Sequences that run at the same time.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait; more get 429.")

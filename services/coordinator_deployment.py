@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dflash_wire.codec import decode_request
 from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
-from dflash_wire.records import TokenChunk
+from dflash_wire.records import GenerationRequest, TokenChunk
 from gateway.coordinator.coordinator import Coordinator
 from services.config import AppArgs
 from services.engine_group import EngineGroup
@@ -19,21 +21,31 @@ from services.spec import EngineSpec
 logger = logging.getLogger(__name__)
 
 
+class _Call(NamedTuple):
+    """A Serve call that waits for its request to end."""
+
+    frame_address: str
+    loop: asyncio.AbstractEventLoop
+    ended: asyncio.Event
+
+
 class CompletionSink:
     """``TokenSink`` that forwards frames and wakes the Serve calls whose request has ended.
 
     Owner: the coordinator's thread publishes; the event loop registers and forgets requests.
     """
 
-    def __init__(self, frames: FrameSender) -> None:
-        self._frames = frames
-        self._waiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
+    def __init__(self) -> None:
+        self._frames = FrameSender(self._end_requests_of)
+        self._waiting: dict[str, _Call] = {}
+        self.cancel: Callable[[str], None] = lambda request_id: None
+        """Set to the coordinator's: ends the requests of a gateway that is gone."""
 
-    def register(self, request_id: str) -> asyncio.Event:
+    def register(self, request: GenerationRequest) -> asyncio.Event:
         """Return an event that is set when the request's last chunk went out."""
-        event = asyncio.Event()
-        self._waiting[request_id] = (asyncio.get_running_loop(), event)
-        return event
+        call = _Call(request.frame_address, asyncio.get_running_loop(), asyncio.Event())
+        self._waiting[request.request_id] = call
+        return call.ended
 
     def forget(self, request_id: str) -> None:
         """Stop watching a request."""
@@ -46,10 +58,24 @@ class CompletionSink:
             for chunk in mine:
                 if chunk.finish_reason is None and chunk.error is None:
                     continue
-                waiting = self._waiting.get(chunk.request_id)
-                if waiting is not None:
-                    loop, event = waiting
-                    loop.call_soon_threadsafe(event.set)
+                self._wake(chunk.request_id)
+
+    def _wake(self, request_id: str) -> None:
+        call = self._waiting.get(request_id)
+        if call is not None:
+            call.loop.call_soon_threadsafe(call.ended.set)
+
+    def _end_requests_of(self, frame_address: str) -> None:
+        # Ray does not cancel the calls of a process that died, and nobody will read these tokens.
+        orphans = [
+            request_id
+            for request_id, call in list(self._waiting.items())
+            if call.frame_address == frame_address
+        ]
+        logger.warning("a gateway is gone; its %d requests end", len(orphans))
+        for request_id in orphans:
+            self.cancel(request_id)
+            self._wake(request_id)
 
 
 class CoordinatorDeployment:
@@ -62,7 +88,7 @@ class CoordinatorDeployment:
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
         self._group = EngineGroup(args, spec)
-        self._sink = CompletionSink(FrameSender())
+        self._sink = CompletionSink()
         self._coordinator = Coordinator(
             self._group.ring,
             self._sink,
@@ -71,6 +97,7 @@ class CoordinatorDeployment:
             max_waiting=args.engine.max_waiting,
             caches_prefixes=args.engine.prefix_cache,
         )
+        self._sink.cancel = self._coordinator.cancel
         self._thread = threading.Thread(
             target=self._run, args=(args.link.pin_cpu,), name="coordinator", daemon=True
         )
@@ -90,7 +117,7 @@ class CoordinatorDeployment:
             None when the last chunk went out, else the wire form of why it was refused.
         """
         request = decode_request(frame)
-        ended = self._sink.register(request.request_id)
+        ended = self._sink.register(request)
         try:
             self._coordinator.submit(request)
             await ended.wait()

@@ -75,7 +75,7 @@ def engine_limits(spec: EngineSpec, max_positions: int, draft_block_size: int) -
         page_size=spec.page_size,
         max_step_positions=spec.max_step_positions,
         max_rows=spec.max_rows,
-        max_context=min(spec.max_context, max_positions),
+        max_context=spec.longest_sequence(max_positions),
         max_draft_block_size=draft_block_size,
     )
 

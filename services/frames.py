@@ -5,45 +5,90 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from dflash_wire.codec import decode_chunks, encode_chunks
-from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import TokenChunk
-from services.links import Outbound, bind_inbound
+from services.links import bind_inbound
 
 MAX_GATEWAYS = 64
+UNLIMITED = 0
+# A gateway listens before it sends its first request, so a connection that fails means that it is gone.
+LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+
+
+class FrameOutbound:
+    """A PUSH socket that never refuses a frame and knows when its peer has gone.
+
+    Owner: the coordinator's thread.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, UNLIMITED)
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(LOST)
+        self._socket.connect(address)
+
+    def is_lost(self) -> bool:
+        """Whether the peer has closed its end, or there is none."""
+        return bool(self._monitor.poll(0))
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; never blocks."""
+        self._socket.send(frame)
+
+    def close(self) -> None:
+        """Close the socket; what it has not sent is dropped."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
 
 
 class FrameSender:
     """``TokenSink`` that pushes frames to gateways. Owner: the coordinator's thread.
 
-    A gateway that does not take frames loses them: its requests are cancelled through their Serve
-    calls, so nothing waits for it here.
+    Frames are never dropped: what a slow gateway has not taken yet waits here, at most the tokens of its
+    live requests. A gateway that is gone is reported, so that its requests end.
+
+    Args:
+        on_lost: called with the address of a gateway that closed its end.
     """
 
-    def __init__(self) -> None:
-        self._peers: OrderedDict[str, Outbound] = OrderedDict()
+    def __init__(self, on_lost: Callable[[str], None]) -> None:
+        self._on_lost = on_lost
+        self._peers: OrderedDict[str, FrameOutbound] = OrderedDict()
 
     def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
         """Send one frame per gateway; never blocks."""
         for address, mine in chunks.items():
-            with contextlib.suppress(EngineUnavailableError):
-                self._peer(address).send([encode_chunks(mine)])
+            peer = self._peer(address)
+            if peer.is_lost():
+                self._drop(address)
+                self._on_lost(address)
+            else:
+                peer.send(encode_chunks(mine))
 
-    def _peer(self, address: str) -> Outbound:
+    def _peer(self, address: str) -> FrameOutbound:
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = Outbound(address)
+            peer = self._peers[address] = FrameOutbound(address)
             if len(self._peers) > MAX_GATEWAYS:
-                _, oldest = self._peers.popitem(last=False)
-                oldest.close()
+                self._drop(next(iter(self._peers)))
         self._peers.move_to_end(address)
         return peer
+
+    def _drop(self, address: str) -> None:
+        self._peers.pop(address).close()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for address in list(self._peers):
+            self._drop(address)
 
 
 class FrameReceiver:
@@ -65,6 +110,7 @@ class FrameReceiver:
             return
         socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, UNLIMITED)
         self.address = bind_inbound(socket, self._link_kind)
         self._task = asyncio.get_running_loop().create_task(self._read(socket))
         self._task.add_done_callback(lambda _: socket.close())

@@ -9,7 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+)
 from ray.serve.handle import DeploymentHandle
 
 from dflash_wire.codec import encode_request
@@ -49,7 +53,7 @@ class ServeEngine:
             # The last frame usually comes before the call returns, so nobody may be left to await it.
             call.add_done_callback(_retrieve)
             try:
-                async for chunk in _until_last(queue, call):
+                async for chunk in _complete(_until_last(queue, call)):
                     is_finished = chunk.finish_reason is not None
                     yield replace(chunk, request_id=request.request_id)
             finally:
@@ -71,6 +75,10 @@ async def _outcome(response: Any) -> None:
         failure = await response
     except BackPressureError as error:
         raise OverloadedError("too many requests wait; try again later") from error
+    except DeploymentUnavailableError as error:
+        raise EngineUnavailableError(
+            "no engine group can start; the server's log says why"
+        ) from error
     except (RayError, RayServeException) as error:
         raise EngineUnavailableError(
             f"the engine group was lost ({type(error).__name__}); try again"
@@ -83,6 +91,16 @@ def _retrieve(call: asyncio.Future[None]) -> None:
     """Take note of how a call ended, so that asyncio does not report it as forgotten."""
     if not call.cancelled():
         call.exception()
+
+
+async def _complete(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[TokenChunk]:
+    """Pass chunks on as long as none is missing: an answer with a hole must not look like a whole one."""
+    num_tokens = 0
+    async for chunk in chunks:
+        if chunk.num_before != num_tokens:
+            raise EngineUnavailableError("some of the answer's tokens were lost; try again")
+        num_tokens += len(chunk.token_ids)
+        yield chunk
 
 
 async def _until_last(

@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dflash_wire.errors import ConfigError
+from dflash_wire.errors import ConfigError, InvalidRequestError
+from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
 from services.spec import EngineSpec
@@ -18,7 +19,12 @@ def _read_json(path: Path, is_required: bool) -> dict[str, Any]:
         if is_required:
             raise ConfigError(f"{path} is missing")
         return {}
-    values: dict[str, Any] = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
     return values
 
 
@@ -29,11 +35,38 @@ def _package_version() -> str:
         return "0+unknown"
 
 
+def _check_pair(target: dict[str, Any], draft: dict[str, Any], drafter_path: str) -> None:
+    """Find what the two config files already show; the executors check the rest when they load."""
+    if "dflash_config" not in draft and "num_target_layers" not in draft:
+        raise ConfigError(
+            f"{drafter_path} holds no DFlash drafter: its config.json has no dflash_config"
+        )
+    for name, of_target in (
+        ("hidden_size", "hidden_size"),
+        ("vocab_size", "vocab_size"),
+        ("num_target_layers", "num_hidden_layers"),
+    ):
+        ours, theirs = target.get(of_target), draft.get(name)
+        if None not in (ours, theirs) and ours != theirs:
+            raise ConfigError(
+                f"target and drafter do not match: {of_target} is {ours} in the target and {name} "
+                f"is {theirs} in the drafter"
+            )
+
+
+def _check_policy(policy: str, max_draft_block_size: int) -> None:
+    try:
+        parse_policy(policy, max_draft_block_size)
+    except InvalidRequestError as error:
+        raise ConfigError(f"engine.policy: {error}") from error
+
+
 def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
     """Collect what the gateway must know about the pair.
 
     Raises:
-        ConfigError: a config file is missing.
+        ConfigError: a config file is missing or broken, the pair does not fit, or the default policy is
+            not one of this drafter's.
     """
     target = _read_json(Path(spec.target_path) / "config.json", is_required=True)
     generation = _read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
@@ -41,6 +74,9 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
     eos = generation.get("eos_token_id", target.get("eos_token_id"))
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     nested = draft.get("dflash_config") or {}
+    max_draft_block_size = int(nested.get("block_size", draft.get("block_size", 16)))
+    _check_pair(target, draft, spec.drafter_path)
+    _check_policy(args.engine.policy, max_draft_block_size)
     sampling = SamplingDefaults(
         temperature=generation.get("temperature", 1.0)
         if generation.get("do_sample", True)
@@ -50,10 +86,10 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
     )
     return GatewaySettings(
         model_id=args.model.id,
-        max_context=min(args.engine.max_context, int(target["max_position_embeddings"])),
+        max_context=spec.longest_sequence(int(target["max_position_embeddings"])),
         vocab_size=int(target["vocab_size"]),
         eos_token_ids=tuple(int(i) for i in eos_ids),
-        max_draft_block_size=int(nested.get("block_size", draft.get("block_size", 16))),
+        max_draft_block_size=max_draft_block_size,
         default_policy=args.engine.policy,
         version=_package_version(),
         sampling=sampling,

@@ -24,6 +24,10 @@ class EngineSpec:
     verifier_threads: int
     drafter_threads: int
 
+    def longest_sequence(self, max_positions: int) -> int:
+        """Tokens of the longest sequence that fits the target's positions and the pools."""
+        return min(self.max_context, max_positions, self.num_pages * self.page_size)
+
 
 def make_spec(args: AppArgs) -> EngineSpec:
     """Resolve model paths and flatten the arguments.

@@ -256,7 +256,8 @@ class Coordinator:
         if not commit.token_ids:
             return
         chunk = TokenChunk(sequence.request.request_id, commit.token_ids, cycle=cycle)
-        if sequence.num_output == len(commit.token_ids):
+        chunk.num_before = sequence.num_output - len(commit.token_ids)
+        if chunk.num_before == 0:
             chunk.num_cached_tokens = sequence.num_prefix_tokens
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value

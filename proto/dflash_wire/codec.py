@@ -128,6 +128,7 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
                 None if c.cycle is None else _cycle(c.cycle),
                 c.error,
                 c.num_cached_tokens,
+                c.num_before,
             )
             for c in chunks
         ]
@@ -137,10 +138,8 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
     """Decode ``encode_chunks``."""
     return [
-        TokenChunk(
-            rid, ids, reason, None if cycle is None else CycleStats(*cycle), error, num_cached
-        )
-        for rid, ids, reason, cycle, error, num_cached in unpack(frame)
+        TokenChunk(rid, ids, reason, None if cycle is None else CycleStats(*cycle), *rest)
+        for rid, ids, reason, cycle, *rest in unpack(frame)
     ]
 
 

@@ -127,6 +127,8 @@ class TokenChunk:
     """Set when the request failed (``errors.error_to_wire``); then it is the last chunk."""
     num_cached_tokens: int | None = None
     """Prompt tokens that came out of the prefix cache; set on the request's first chunk only."""
+    num_before: int = 0
+    """Output tokens in the chunks before this one, so that a lost chunk shows."""
 
 
 @dataclass(slots=True)

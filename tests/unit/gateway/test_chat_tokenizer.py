@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dflash_wire.errors import ConfigError, InvalidRequestError
+from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
 from gateway import chat_tokenizer
 from gateway.chat_tokenizer import ChatTokenizer
 
@@ -82,6 +82,25 @@ async def test_long_text_leaves_the_event_loop_free(
     here = threading.current_thread().name
     assert threads[0] == here
     assert threads[1] != here
+
+
+async def test_encoding_lets_the_event_loop_run(tokenizer: ChatTokenizer) -> None:
+    """A thread is no use if the work in it keeps the interpreter to itself."""
+    texts = ["".join(chr(97 + i * j % 26) for j in range(150_000)) for i in (3, 5, 7)]
+    work = asyncio.ensure_future(tokenizer.encode_texts(texts))
+    num_turns = 0
+    while not work.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert sum(map(len, work.result())) > 100_000
+    assert num_turns > 100
+
+
+async def test_text_that_cannot_fit_is_refused_unread(tokenizer: ChatTokenizer) -> None:
+    tokenizer.check_length(10, 10, "prompt")
+    with pytest.raises(ContextLengthError, match="100000 characters") as caught:
+        tokenizer.check_length(100_000, 10, "prompt")
+    assert caught.value.param == "prompt"
 
 
 async def test_threads_encode_alike(tokenizer: ChatTokenizer) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from gateway_fakes import Serve, last
 
+from gateway.chat_tokenizer import ChatTokenizer
+
 pytestmark = pytest.mark.asyncio
 
 TEXT_PART = {"type": "text", "text": "a"}
@@ -151,3 +153,21 @@ async def test_unknown_model(serve: Serve) -> None:
         "model",
     )
     assert "demo/model" in error["message"]
+
+
+@pytest.mark.parametrize("is_one_long_message", [True, False])
+async def test_conversations_that_cannot_fit_cost_nothing(
+    serve: Serve, is_one_long_message: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ChatTokenizer, messages: object) -> str:
+        raise AssertionError("rendered although it cannot fit")
+
+    monkeypatch.setattr(ChatTokenizer, "render", refuse)
+    message = {"role": "user", "content": ""}
+    messages = [message] * 129  # the context is 128 tokens
+    if is_one_long_message:
+        messages = [{**message, "content": "x" * 3900}]
+    response = await serve([]).chat(messages=messages)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")

@@ -52,6 +52,9 @@ def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
         ({"features": {"mode": "push"}}, r"features\.mode"),
         ({"link": {"step_timeout_s": 0}}, r"link\.step_timeout_s"),
         ({"num_engine_groups": 0}, "num_engine_groups"),
+        ({"model": {"id": ""}}, r"model\.id"),
+        ({"verifier": {"num_cpus": float("inf")}}, r"verifier\.num_cpus"),
+        ({"engine": {"num_pages": 10**14}}, r"engine\.num_pages"),
     ],
 )
 def test_wrong_values_are_named(values: dict[str, Any], place: str) -> None:
@@ -72,3 +75,8 @@ def test_every_section_is_strict_and_every_field_described() -> None:
         for name, field in section.model_fields.items():
             is_section = isinstance(field.default, Section)
             assert is_section or field.description, f"{section.__name__}.{name}"
+
+
+def test_an_unquoted_off_is_the_policy() -> None:
+    """YAML reads it as false."""
+    assert AppArgs.model_validate({"engine": {"policy": False}}).engine.policy == "off"

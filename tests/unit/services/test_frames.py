@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -31,11 +32,22 @@ async def started(kind: str = "ipc") -> AsyncIterator[FrameReceiver]:
 
 
 @pytest.fixture
-def sender() -> Iterator[FrameSender]:
-    sender = FrameSender()
+def lost() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def sender(lost: list[str]) -> Iterator[FrameSender]:
+    sender = FrameSender(lost.append)
     yield sender
-    for peer in sender._peers.values():
-        peer.close()
+    sender.close()
+
+
+def publish_until_lost(sender: FrameSender, address: str, lost: list[str]) -> None:
+    """A monitor's event comes from another thread, so the first frames may still be queued."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not lost and time.monotonic() < deadline:
+        sender.publish({address: [TokenChunk("x", [1])]})
 
 
 async def take(queue: asyncio.Queue[TokenChunk], count: int) -> list[TokenChunk]:
@@ -106,24 +118,51 @@ def test_start_twice_binds_once() -> None:
     asyncio.run(scenario())
 
 
-def test_a_gateway_that_takes_nothing_loses_frames_only(sender: FrameSender) -> None:
-    """The others get theirs, however long one has been dead."""
+def test_a_gateway_that_stalls_loses_nothing(sender: FrameSender, lost: list[str]) -> None:
+    """More than sockets and kernels buffer by default; the event loop does not read meanwhile."""
+    count, tokens = 6000, list(range(100))
 
     async def scenario() -> None:
         async with started() as receiver, receiver.queue_of("r") as queue:
-            dead = "ipc://@dflash-test-nobody"
-            for i in range(1500):  # more than a socket queues
-                sender.publish({dead: [TokenChunk("x", [i])]})
-            sender.publish({dead: [TokenChunk("x", [0])], receiver.address: [TokenChunk("r", [4])]})
+            for i in range(count):
+                sender.publish({receiver.address: [TokenChunk("r", tokens, num_before=i)]})
+            chunks = await take(queue, count)
+            assert [chunk.num_before for chunk in chunks] == list(range(count))
+
+    asyncio.run(scenario())
+    assert lost == []
+
+
+def test_a_gateway_that_nobody_hears_is_reported(sender: FrameSender, lost: list[str]) -> None:
+    dead = "ipc://@dflash-test-nobody"
+    publish_until_lost(sender, dead, lost)
+    assert lost == [dead]
+    assert sender._peers == {}
+
+
+def test_a_gateway_that_goes_away_is_reported_and_no_other(
+    sender: FrameSender, lost: list[str]
+) -> None:
+    async def scenario() -> None:
+        async with started() as stays, stays.queue_of("r") as queue:
+            async with started() as goes, goes.queue_of("r") as other:
+                address = goes.address
+                sender.publish({address: [TokenChunk("r", [1])]})
+                await take(other, 1)
+            await asyncio.to_thread(publish_until_lost, sender, address, lost)
+            assert lost == [address]
+            sender.publish({stays.address: [TokenChunk("r", [4])]})
             assert await take(queue, 1) == [TokenChunk("r", [4])]
 
     asyncio.run(scenario())
+    assert len(lost) == 1
 
 
 def test_the_longest_unused_peer_is_closed(
     sender: FrameSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "MAX_GATEWAYS", 2)
+    monkeypatch.setattr(frames.FrameOutbound, "is_lost", lambda self: False)
     for name in ("a", "b", "a", "c"):
         sender.publish({f"ipc://@dflash-test-{name}": [TokenChunk("x", [1])]})
     assert [address[-1] for address in sender._peers] == ["a", "c"]

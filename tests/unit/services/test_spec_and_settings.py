@@ -12,6 +12,7 @@ import pytest
 from dflash_wire.errors import ConfigError
 from gateway.state import SamplingDefaults
 from services.config import AppArgs
+from services.engines import engine_limits
 from services.model_paths import resolve_model_path
 from services.settings import gateway_settings
 from services.spec import EngineSpec, make_spec
@@ -36,7 +37,10 @@ def pair(tmp_path: Path) -> Path:
 
 def make_args(pair: Path, **sections: Any) -> AppArgs:
     model = {"target": str(pair / "target"), "drafter": str(pair / "drafter"), "id": "pair"}
-    return AppArgs.model_validate({"model": {**model, **sections.pop("model", {})}, **sections})
+    engine = {"policy": "static:8", **sections.pop("engine", {})}
+    return AppArgs.model_validate(
+        {"model": {**model, **sections.pop("model", {})}, "engine": engine, **sections}
+    )
 
 
 def test_spec_carries_every_argument(pair: Path) -> None:
@@ -68,6 +72,48 @@ def test_spec_carries_every_argument(pair: Path) -> None:
         drafter_threads=17,
     )
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"hidden_size": 65}, "hidden_size is 64 in the target and hidden_size is 65"),
+        ({"vocab_size": 999}, "vocab_size is 1000 in the target and vocab_size is 999"),
+        ({"num_target_layers": 5}, "num_hidden_layers is 4 .* num_target_layers is 5"),
+        ({"dflash_config": None}, "holds no DFlash drafter"),
+    ],
+)
+def test_pairs_that_cannot_work_are_refused_before_anything_starts(
+    pair: Path, draft: dict[str, Any], message: str
+) -> None:
+    write(pair / "target", "config.json", {**TARGET, "hidden_size": 64, "num_hidden_layers": 4})
+    values = {k: v for k, v in {**DRAFT, **draft}.items() if v is not None}
+    write(pair / "drafter", "config.json", values)
+    args = make_args(pair)
+    with pytest.raises(ConfigError, match=message):
+        gateway_settings(args, make_spec(args))
+
+
+def test_a_default_policy_of_another_drafter_is_refused(pair: Path) -> None:
+    args = make_args(pair, engine={"policy": "static:9"})
+    with pytest.raises(ConfigError, match=r"engine\.policy.*from 2 to 8"):
+        gateway_settings(args, make_spec(args))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_broken_config_files_are_named(pair: Path, text: str) -> None:
+    (pair / "target" / "config.json").write_text(text)
+    args = make_args(pair)
+    with pytest.raises(ConfigError, match=r"target/config\.json"):
+        gateway_settings(args, make_spec(args))
+
+
+def test_a_small_pool_bounds_the_context(pair: Path) -> None:
+    """What is advertised must be servable."""
+    args = make_args(pair, engine={"num_pages": 4, "page_size": 16, "policy": "off"})
+    spec = make_spec(args)
+    assert gateway_settings(args, spec).max_context == 64
+    assert engine_limits(spec, 4096, 8).max_context == 64
 
 
 def test_relative_folders_start_at_the_working_directory(
@@ -157,7 +203,7 @@ def test_nested_block_size_wins(pair: Path) -> None:
 
 def test_models_without_these_keys(pair: Path) -> None:
     write(pair / "target", "config.json", {"max_position_embeddings": 64, "vocab_size": 10})
-    write(pair / "drafter", "config.json", {})
+    write(pair / "drafter", "config.json", {"num_target_layers": 2})
     settings = settings_of(pair)
     assert (settings.eos_token_ids, settings.max_draft_block_size) == ((), 16)
 

@@ -89,6 +89,7 @@ chunks = st.builds(
     cycle=st.none() | cycles,
     error=errors,
     num_cached_tokens=st.none() | counts,
+    num_before=counts,
 )
 requests = st.builds(
     GenerationRequest,
