@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -14,9 +15,11 @@ import ray
 from pydantic import ValidationError
 from served_app import ServedApp, collect, snapshot
 
+from dflash_wire.codec import encode_request
 from dflash_wire.errors import EngineUnavailableError, InvalidRequestError
 from dflash_wire.records import GenerationRequest
 from services.config import AppArgs
+from services.frames import FrameReceiver
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
 
@@ -76,6 +79,29 @@ def test_many_streams_that_leave_at_random_points_leak_nothing(served: ServedApp
         await asyncio.gather(*(leave_after(n, engine) for n in range(1, 24)))
 
     asyncio.run(all_of_them())
+    now = wait_until_idle(served)
+    assert now["num_free_pages"] == now["num_pages"]
+
+
+def test_requests_of_a_gateway_that_died_end(served: ServedApp) -> None:
+    """Ray lets the calls of a dead process run on; nobody would read their tokens."""
+
+    async def vanish() -> None:
+        frames = FrameReceiver(served.args.link.kind)
+        frames.start()
+        calls = [
+            served.coordinator.generate.remote(
+                encode_request(replace(endless(f"orphan-{i}"), frame_address=frames.address))
+            )
+            for i in range(60)
+        ]
+        while (await served.coordinator.snapshot.remote())["num_running"] == 0:
+            pass
+        assert frames._task is not None
+        frames._task.cancel()  # closes the socket, as the end of a process does
+        await asyncio.gather(*calls)
+
+    asyncio.run(vanish())
     now = wait_until_idle(served)
     assert now["num_free_pages"] == now["num_pages"]
 
