@@ -2,110 +2,83 @@
 
 Each input line is a JSON object with ``id`` (optional) and one of ``messages``, ``prompt`` or
 ``question``. Results are appended as they finish, one JSON object a line; a second run skips what is
-already there, so an interrupted batch goes on where it stopped.
+already there and tries errors again, so an interrupted batch goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from tqdm import tqdm
 
-from dflash_wire.errors import ConfigError, DFlashError
-from dflash_wire.records import GenerationRequest, GenerationStats, SamplingParams
+from dflash_wire.errors import DFlashError, FatalError
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import GenerationRequest, GenerationStats, SamplingParams, TokenChunk
 from gateway.chat_tokenizer import ChatTokenizer
+from gateway.coordinator.policy import parse_policy
 from gateway.detokenize import SequenceText
+from gateway.state import GatewaySettings
+from services.config import AppArgs
 from services.local import LocalEngine
+from services.offline_input import BatchItem, parse_arguments, read_items
+from services.offline_output import encode_row, open_output, read_rows
 from services.settings import gateway_settings
+from services.spec import make_spec
 from services.yaml_args import read_app_args
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
-    """One input row."""
+class BatchEngine(Protocol):
+    """What a batch needs of ``LocalEngine``."""
 
-    id: str
-    messages: list[dict[str, str]] | None
-    prompt: str
+    limits: EngineLimits
 
+    def generate(self, request: GenerationRequest) -> Iterator[TokenChunk]:
+        """Yield chunks until one carries a finish reason; called from several threads."""
 
-def read_items(path: Path) -> list[BatchItem]:
-    """Read the input file.
-
-    Raises:
-        ConfigError: a line is not an object with a prompt, or an id occurs twice.
-    """
-    items: list[BatchItem] = []
-    seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}:{number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{number} is not a JSON object")
-        prompt = row.get("prompt")
-        messages = row.get("messages")
-        if messages is None and prompt is None and "question" in row:
-            messages = [{"role": "user", "content": str(row["question"])}]
-        if messages is None and not isinstance(prompt, str):
-            raise ConfigError(f"{path}:{number} has none of messages, prompt, question")
-        item_id = str(row.get("id", f"line-{number}"))
-        if item_id in seen:
-            raise ConfigError(f"{path}:{number} repeats the id {item_id!r}")
-        seen.add(item_id)
-        items.append(BatchItem(item_id, messages, prompt or ""))
-    return items
-
-
-def finished_ids(output: Path) -> set[str]:
-    """Ids that are already answered; cuts a half-written last line off the file."""
-    if not output.exists():
-        return set()
-    data = output.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        output.write_bytes(whole)
-    rows = [json.loads(line) for line in whole.splitlines() if line.strip()]
-    return {row["id"] for row in rows if "error" not in row}
+    def close(self) -> None:
+        """End all requests."""
 
 
 class BatchRunner:
-    """Runs items on a ``LocalEngine`` and appends their results.
+    """Runs items on an engine and writes their results.
 
-    Owner of the output file for the time of the run.
+    Owner of the output for the time of the run.
     """
 
     def __init__(
         self,
-        engine: LocalEngine,
+        engine: BatchEngine,
         tokenizer: ChatTokenizer,
         options: argparse.Namespace,
-        eos: list[int],
+        settings: GatewaySettings,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._options = options
-        self._eos = eos
+        self._eos = list(settings.eos_token_ids)
+        self._sampling = SamplingParams(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=min(max(options.top_k, 0), settings.vocab_size),
+            seed=options.seed,
+        )
         self._lock = threading.Lock()
 
-    def run(self, items: list[BatchItem], output: Path) -> int:
-        """Answer all items; returns how many failed."""
+    def run(self, items: Sequence[BatchItem], sink: BinaryIO) -> int:
+        """Answer all items; returns how many failed.
+
+        Raises:
+            OSError: a result could not be written; the remaining items are given up.
+        """
         num_failed = 0
         with (
-            output.open("a", encoding="utf-8") as sink,
             ThreadPoolExecutor(self._options.concurrency) as pool,
             tqdm(total=len(items), unit="prompt", file=sys.stderr) as bar,
         ):
@@ -113,7 +86,7 @@ class BatchRunner:
             def one(item: BatchItem) -> bool:
                 row = self._answer(item)
                 with self._lock:
-                    sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    sink.write(encode_row(row))
                     sink.flush()
                     bar.update()
                 return "error" in row
@@ -128,25 +101,16 @@ class BatchRunner:
             return self._generate(item, began)
         except DFlashError as error:
             return {"id": item.id, "error": {"code": error.code, "message": error.message}}
+        except Exception as error:
+            # Whatever one row sets off, a chat template's own bug say, must not cost the others.
+            message = f"{type(error).__name__}: {error}"
+            return {"id": item.id, "error": {"code": DFlashError.code, "message": message}}
 
     def _generate(self, item: BatchItem, began: float) -> dict[str, Any]:
-        tokenizer, options = self._tokenizer, self._options
-        if item.messages is not None:
-            prompt_ids = asyncio.run(tokenizer.encode_chat(item.messages))
-        else:
-            (prompt_ids,) = asyncio.run(tokenizer.encode_texts([item.prompt]))
-        room = self._engine.limits.max_context - len(prompt_ids)
-        request = GenerationRequest(
-            item.id,
-            prompt_ids,
-            max(1, min(options.max_tokens, room)),
-            SamplingParams(options.temperature, options.top_p, options.top_k, options.seed),
-            self._eos,
-            options.policy,
-        )
-        output = SequenceText(tokenizer.new_detokenizer(), [], self._eos)
+        prompt_ids = self._encode(item)
+        output = SequenceText(self._tokenizer.new_detokenizer(), [], self._eos)
         text, finish_reason, stats = "", "", GenerationStats()
-        for chunk in self._engine.generate(request):
+        for chunk in self._engine.generate(self._request(item.id, prompt_ids)):
             text += output.push(chunk.token_ids)
             if chunk.cycle is not None:
                 stats.add(chunk.cycle)
@@ -163,49 +127,74 @@ class BatchRunner:
             "seconds": round(time.perf_counter() - began, 3),
         }
 
+    def _encode(self, item: BatchItem) -> list[int]:
+        if item.problem is not None:
+            raise item.problem
+        if item.messages is not None:
+            return asyncio.run(self._tokenizer.encode_chat(item.messages))
+        (prompt_ids,) = asyncio.run(self._tokenizer.encode_texts([item.prompt]))
+        return prompt_ids
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=Path, required=True, help="input JSONL")
-    parser.add_argument("--output", type=Path, help="output JSONL (default: PROMPTS.out.jsonl)")
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--policy", help="off or static:<w>; default from the config")
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--concurrency", type=int, default=8, help="prompts in flight")
-    return parser.parse_args(arguments)
-
-
-def _todo(options: argparse.Namespace, output: Path) -> Iterator[BatchItem]:
-    done = finished_ids(output)
-    yield from (item for item in read_items(options.prompts) if item.id not in done)
+    def _request(self, item_id: str, prompt_ids: list[int]) -> GenerationRequest:
+        room = self._engine.limits.max_context - len(prompt_ids)
+        return GenerationRequest(
+            item_id,
+            prompt_ids,
+            max(1, min(self._options.max_tokens, room)),
+            self._sampling,
+            self._eos,
+            self._options.policy,
+        )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a batch; returns the exit status (1 when a prompt failed)."""
+def main(
+    arguments: list[str] | None = None,
+    make_engine: Callable[[AppArgs], BatchEngine] = LocalEngine,
+) -> int:
+    """Run a batch.
+
+    Returns:
+        The exit status: 1 when a prompt failed, 2 when the batch could not run.
+    """
     options = parse_arguments(arguments)
-    output = options.output or options.prompts.with_suffix(".out.jsonl")
     try:
-        items = list(_todo(options, output))
+        finished = {row.id for row in read_rows(options.output) if not row.is_error}
+        items = [item for item in read_items(options.prompts) if item.id not in finished]
         if not items:
-            print(f"nothing to do: every prompt is answered in {output}", file=sys.stderr)
+            print(f"nothing to do: every prompt is answered in {options.output}", file=sys.stderr)
             return 0
-        args = read_app_args(options.config)
-        engine = LocalEngine(args)
+        num_failed = _run_batch(items, options, make_engine)
     except (DFlashError, OSError) as error:
         print(f"offline: {error}", file=sys.stderr)
         return 2
-    settings = gateway_settings(args, engine.spec)
-    tokenizer = ChatTokenizer.load(engine.spec.target_path)
-    runner = BatchRunner(engine, tokenizer, options, list(settings.eos_token_ids))
-    num_failed = runner.run(items, output)
-    engine.close()
-    print(f"{len(items) - num_failed} answered, {num_failed} failed: {output}", file=sys.stderr)
+    num_answered = len(items) - num_failed
+    print(f"{num_answered} answered, {num_failed} failed: {options.output}", file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def _run_batch(
+    items: Sequence[BatchItem],
+    options: argparse.Namespace,
+    make_engine: Callable[[AppArgs], BatchEngine],
+) -> int:
+    # Everything that can be wrong is looked at before the models, which take long to load.
+    args = read_app_args(options.config)
+    spec = make_spec(args)
+    settings = gateway_settings(args, spec)
+    if options.policy is not None:
+        parse_policy(options.policy, settings.max_draft_block_size)
+    tokenizer = ChatTokenizer.load(spec.target_path)
+    engine = make_engine(args)
+    try:
+        runner = BatchRunner(engine, tokenizer, options, settings)
+        with open_output(options.output, {item.id for item in items}) as sink:
+            return runner.run(items, sink)
+    except OSError as error:
+        raise FatalError(
+            f"cannot write {options.output}: {error.strerror}; solve that, then run again to go on"
+        ) from error
+    finally:
+        engine.close()
 
 
 if __name__ == "__main__":
