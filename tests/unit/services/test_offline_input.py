@@ -88,7 +88,7 @@ def test_a_whole_surrogate_pair_is_a_character(prompts: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b'{"id": ' + b"1" * 5000 + b', "prompt": "x"}', "is not JSON"),
         (b'["a"]', "is not a JSON object"),
-        (b'{"id": "caf\xe9", "prompt": "x"}', "is not UTF-8"),
+        (b'{"id": "n\xe9e", "prompt": "x"}', "is not UTF-8"),
         (b'{"id": "\\ud800", "prompt": "x"}', "half a surrogate pair in its id"),
         (b'{"id": null, "prompt": "x"}', "neither a string nor an integer"),
         (b'{"id": true, "prompt": "x"}', "neither a string nor an integer"),

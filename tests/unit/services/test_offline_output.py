@@ -77,7 +77,7 @@ def test_only_errors_that_are_tried_again_go(output: Path) -> None:
         (b'{"text": "no id"}\n', 1),
         (b'{"id": 3, "text": "x"}\n', 1),
         (b'["id"]\n', 1),
-        (b'{"id": "caf\xe9", "text": "x"}\n', 1),
+        (b'{"id": "n\xe9e", "text": "x"}\n', 1),
         (b"[" * 100_000, 1),
         (ANSWER + b"garbage\n" + ERROR, 2),
         (ANSWER + b"precious", 2),
