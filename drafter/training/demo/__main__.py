@@ -6,7 +6,8 @@ Stages, each resumable, each reading what the one before left in ``--work``:
     base-drafter    a drafter trained on them, whole draft blocks
     sharpen         the shipped target: the first one trained on its own greedy responses
     responses       the shipped target's responses
-    drafter         the shipped drafter: the first one trained on, also in narrower draft blocks
+    drafter         the shipped drafter: the mean of two runs that train the first one on, also in
+                    narrower draft blocks
     evaluate        held-out figures of the pair
     export          copies of both models in ``--out``
     all             all of them in order
@@ -28,9 +29,11 @@ from drafter.training.demo.evaluate import evaluate_pair, print_figures
 from drafter.training.demo.generation import GENERATION_ATTENTION
 from drafter.training.demo.pair import export_pair
 from drafter.training.demo.recipe import (
+    FINAL_RUNS,
     DrafterRecipe,
+    average_drafters,
     base_drafter_recipe,
-    final_drafter_recipe,
+    final_drafter_recipes,
     train_drafter,
 )
 from drafter.training.demo.responses import (
@@ -118,15 +121,26 @@ def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -
 
 
 def run_drafter(
-    work: Path, recipe: DrafterRecipe, steps: int | None, minutes: float | None
+    work: Path,
+    recipe: DrafterRecipe,
+    steps: int | None,
+    minutes: float | None,
+    name: str = "drafter",
 ) -> None:
-    """Train a drafter into ``work/drafter``."""
+    """Train a drafter into ``work/<name>``."""
     if steps is not None:
         training = dataclasses.replace(recipe.training, max_steps=steps)
         recipe = dataclasses.replace(recipe, training=training)
     target = load_demo_target(work, "sdpa")
-    result = train_drafter(target, load_tokenizer(work / "target"), recipe, work, minutes)
+    result = train_drafter(target, load_tokenizer(work / "target"), recipe, work, minutes, name)
     print(json.dumps(result))
+
+
+def run_final_drafter(work: Path, steps: int | None, minutes: float | None) -> None:
+    """Train the shipped drafter in two runs and average them into ``work/drafter``."""
+    for name, recipe in zip(FINAL_RUNS, final_drafter_recipes(work), strict=True):
+        run_drafter(work, recipe, steps, minutes, name)
+    average_drafters([work / name for name in FINAL_RUNS], work / "drafter")
 
 
 def run_evaluate(gsm8k: Path, work: Path) -> None:
@@ -157,7 +171,7 @@ def run_stage(stage: str, arguments: argparse.Namespace) -> None:
     elif stage == "base-drafter":
         run_drafter(base, base_drafter_recipe(), arguments.steps, minutes)
     elif stage == "drafter":
-        run_drafter(work, final_drafter_recipe(base / "drafter"), arguments.steps, minutes)
+        run_final_drafter(work, arguments.steps, minutes)
     elif stage == "evaluate":
         run_evaluate(gsm8k, work)
     else:
@@ -175,8 +189,8 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, help="GSM8K train.jsonl; every stage that reads text")
     parser.add_argument("--work", type=Path, default=Path("build/demo-pair"))
     parser.add_argument("--out", type=Path, default=Path("models/demo"))
-    parser.add_argument("--steps", type=int, help="steps of the target or drafter stage")
-    parser.add_argument("--minutes", type=float, help="time of the responses or drafter stage")
+    parser.add_argument("--steps", type=int, help="steps of the target stage, or of each drafter run")
+    parser.add_argument("--minutes", type=float, help="time of the responses stage, or of each drafter run")
     parser.add_argument("--passes", type=int, default=1, help="responses per training prompt")
     arguments = parser.parse_args()
     if arguments.stage == "all" and arguments.steps is not None:
