@@ -15,7 +15,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from services.config import AppArgs, ExecutorArgs, LinkArgs
 from services.executors import PLAN, DrafterActor, VerifierActor
-from services.links import POLL_MS, Inbound, Outbound
+from services.links import POLL_MS, Inbound, Outbound, pin_sockets
 from services.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class ZmqRing:
     """
 
     def __init__(self, link: LinkArgs) -> None:
+        pin_sockets(link.pin_cpu)
         self._inbound = Inbound(link.kind, link.spin_ms)
         self._drafter: Outbound | None = None
         self._verifier: Outbound | None = None

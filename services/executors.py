@@ -22,7 +22,7 @@ from dflash_wire.errors import error_to_wire
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepResult
 from services.config import LinkArgs
-from services.links import POLL_MS, Inbound, Outbound, pin_thread
+from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
 from services.spec import EngineSpec
 
 # NOTE: torch is imported inside the actors. Builder and coordinator only need these classes to create
@@ -74,6 +74,7 @@ class RingStage:
 
         # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
         torch.set_num_threads(self._num_threads)
+        pin_sockets(self._link.pin_cpu)  # first: afterwards one CPU is all that is allowed here
         pin_thread(self._link.pin_cpu)
         inbound = Inbound(self._link.kind, self._link.spin_ms)
         self.address = inbound.address
