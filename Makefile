@@ -14,6 +14,13 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check --no-input install --con
 export RAY_USAGE_STATS_ENABLED ?= 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 
+# Serve's HAProxy mode: requests and events reach the gateway without a Python proxy in between, which
+# takes a third of a millisecond of CPU from every event. =0 brings the Python proxy back.
+ifeq ($(shell uname -s),Linux)
+export RAY_SERVE_ENABLE_HA_PROXY ?= 1
+export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead offline demo-pair loadtest clean
 

@@ -38,7 +38,7 @@ class EngineArgs(Section):
     policy: Policy = Field("static:16", description="Default block policy: 'off' or 'static:<w>'.")
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
-    max_rows: int = Field(16, ge=1, description="Sequences that run at the same time.")
+    max_rows: int = Field(64, ge=1, description="Sequences that run at the same time.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait; more get 429.")
     prefix_cache: bool = Field(
         True, description="Share pages between sequences that begin alike (see cache_salt)."

@@ -35,9 +35,14 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only the port differs."""
+    """One run of the shipped ``config.yaml``; only the port differs.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for the config and the log.
+        has_haproxy: serve as ``make serve`` does on Linux; else through Serve's Python proxy.
+    """
+
+    def __init__(self, folder: Path, has_haproxy: bool = True) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.segments_before = feature_segments()
@@ -47,7 +52,13 @@ class StartedServer:
         path.write_text(yaml.safe_dump(config))
         self.log_path = folder / "server.log"
         # RAY_ADDRESS=local: never join a cluster that happens to run on this machine.
-        environment = {**os.environ, "RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {
+            **os.environ,
+            "RAY_ADDRESS": "local",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED": str(int(has_haproxy)),
+        }
         self.started_at = time.monotonic()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
 from loadtest.prompt_sets import CODE_REQUEST, load
 
@@ -83,3 +85,11 @@ def test_public_sets_come_from_the_named_folder(
 
 def test_a_named_folder_that_is_missing_is_no_folder(tmp_path: Path) -> None:
     assert prompt_sets.data_folder({prompt_sets.DATA_VARIABLE: str(tmp_path / "none")}) is None
+
+
+def test_every_prompt_fits_the_demo_pair() -> None:
+    """A load run over our own sets has no failures of its own making."""
+    tokenizer = ChatTokenizer.load(Path(__file__).parents[3] / "models" / "demo" / "target")
+    for prompt in load("all"):
+        token_ids = asyncio.run(tokenizer.encode_chat(prompt.messages))
+        assert len(token_ids) <= 2048 - 128, prompt.prompt_id

@@ -1,0 +1,41 @@
+"""After the first server has ended: the same application behind Serve's Python proxy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openai
+import pytest
+from started_server import StartedServer, feature_segments
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
+
+QUESTION = "Tom has 12 pens and buys 30 more. How many pens does Tom have?"
+
+
+def test_streams_and_errors_through_the_python_proxy(tmp_path: Path) -> None:
+    server = StartedServer(tmp_path, has_haproxy=False)
+    try:
+        server.wait_until_ready()
+        with openai.OpenAI(
+            base_url=f"{server.base_url}/v1", api_key="none", max_retries=0
+        ) as client:
+            model = client.models.list().data[0].id
+            fields = {
+                "model": model,
+                "messages": [{"role": "user", "content": QUESTION}],
+                "max_tokens": 40,
+                "temperature": 0,
+            }
+            whole = client.chat.completions.create(**fields)
+            stream = client.chat.completions.create(**fields, stream=True)
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+            assert "".join(pieces) == whole.choices[0].message.content
+            assert len([piece for piece in pieces if piece]) > 1
+            with pytest.raises(openai.NotFoundError) as caught:
+                client.chat.completions.create(**{**fields, "model": "another"})
+            assert caught.value.code == "model_not_found"
+    finally:
+        server.stop()
+    assert server.survivors() == []
+    assert feature_segments() <= server.segments_before
