@@ -19,6 +19,8 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 ifeq ($(shell uname -s),Linux)
 export RAY_SERVE_ENABLE_HA_PROXY ?= 1
 export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+# How long a stopping gateway waits for load balancers in front to notice; here there are none.
+export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
 endif
 
 .DEFAULT_GOAL := help

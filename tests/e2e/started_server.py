@@ -58,6 +58,7 @@ class StartedServer:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": str(int(has_haproxy)),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         }
         self.started_at = time.monotonic()
         with self.log_path.open("wb") as log:
