@@ -189,8 +189,12 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, help="GSM8K train.jsonl; every stage that reads text")
     parser.add_argument("--work", type=Path, default=Path("build/demo-pair"))
     parser.add_argument("--out", type=Path, default=Path("models/demo"))
-    parser.add_argument("--steps", type=int, help="steps of the target stage, or of each drafter run")
-    parser.add_argument("--minutes", type=float, help="time of the responses stage, or of each drafter run")
+    parser.add_argument(
+        "--steps", type=int, help="steps of the target stage, or of each drafter run"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="time of the responses stage, or of each drafter run"
+    )
     parser.add_argument("--passes", type=int, default=1, help="responses per training prompt")
     arguments = parser.parse_args()
     if arguments.stage == "all" and arguments.steps is not None:
