@@ -12,9 +12,11 @@ from training_models import END_ID, tiny_drafter, tiny_target
 from transformers import Qwen3ForCausalLM
 
 from dflash_wire.errors import ConfigError
+from drafter.model import load_draft_model
+from drafter.training.attention import ATTENTION_NAME
 from drafter.training.demo.generation import GENERATION_ATTENTION, generate
 from drafter.training.demo.pair import DRAFTER_FILES, TARGET_FILES, export_pair
-from drafter.training.demo.recipe import DrafterRecipe
+from drafter.training.demo.recipe import DrafterRecipe, average_drafters, final_drafter_recipes
 from drafter.training.demo.responses import (
     ResponseRecipe,
     ResponseTask,
@@ -22,6 +24,7 @@ from drafter.training.demo.responses import (
     write_responses,
 )
 from drafter.training.demo.speculation import speculate
+from drafter.training.export import export_drafter
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [14, 15]]
 
@@ -115,6 +118,30 @@ def _fake_pair(work: Path, width: int, dtype: torch.dtype) -> None:
         for name in names:
             (work / folder / name).write_text("{}")
         save_file({"w": torch.zeros(width, dtype=dtype)}, work / folder / "model.safetensors")
+
+
+def test_the_mean_of_drafters_is_exported_with_both_recipes(tmp_path: Path) -> None:
+    target, models = tiny_target(), []
+    for index in range(2):
+        model = tiny_drafter(target)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.fill_(0.5 + index)  # exact in bf16, and so is the mean
+        export_drafter(model, tmp_path / str(index))
+        (tmp_path / str(index) / "recipe.json").write_text(json.dumps({"step": index}))
+        models.append(tmp_path / str(index))
+    average_drafters(models, tmp_path / "mean")
+    mean = load_draft_model(tmp_path / "mean", torch.float32, ATTENTION_NAME)
+    assert all(bool((value == 1.0).all()) for value in mean.parameters())
+    recipe = json.loads((tmp_path / "mean" / "recipe.json").read_text())
+    assert recipe == {"average_of": [{"step": 0}, {"step": 1}]}
+
+
+def test_the_final_runs_go_on_from_each_other() -> None:
+    first, second = final_drafter_recipes(Path("work"))
+    assert first.initial == "work/base/drafter"
+    assert second.initial == "work/drafter-first"
+    assert first.training.seed != second.training.seed
 
 
 def test_pair_export_copies_and_counts(tmp_path: Path) -> None:
