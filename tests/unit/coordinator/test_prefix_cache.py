@@ -151,6 +151,14 @@ def test_a_repeated_prompt_computes_only_its_end(policy: str) -> None:
     assert [row.num_positions for row in prefills] == [22, 2, 3]
 
 
+@pytest.mark.parametrize("policy", ["off", "static:4"])
+def test_the_last_prompt_token_is_computed_even_if_all_pages_are_cached(policy: str) -> None:
+    bench = Bench(policy=policy)
+    run(bench, make_request("a", 20, 8, family=0))
+    run(bench, make_request("b", 20, 8, family=0, seed=1))
+    assert cached(bench, "b") == 16, "five pages of 4 are known, the last of them is not taken"
+
+
 def test_only_the_first_chunk_tells() -> None:
     bench = Bench()
     run(bench, make_request("a", 8, 12))

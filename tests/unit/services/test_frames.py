@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import zmq
 
+from dflash_wire.codec import decode_chunks
 from dflash_wire.records import CycleStats, TokenChunk
 from services import frames
 from services.frames import FrameReceiver, FrameSender
+from services.links import bind_inbound
 
 pytestmark = pytest.mark.unit
 
@@ -131,6 +135,26 @@ def test_a_gateway_that_stalls_loses_nothing(sender: FrameSender, lost: list[str
 
     asyncio.run(scenario())
     assert lost == []
+
+
+def test_a_process_that_stands_still_loses_nothing(sender: FrameSender) -> None:
+    """Nothing takes the frames out of the socket, as when the whole process is stopped."""
+    socket = zmq.Context.instance().socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 1)
+    address, count = bind_inbound(socket, "ipc"), 6000
+    tokens = list(range(100))
+
+    def publish_all() -> None:
+        for i in range(count):
+            sender.publish({address: [TokenChunk("r", tokens, num_before=i)]})
+
+    publishing = threading.Thread(target=publish_all, daemon=True)
+    publishing.start()
+    publishing.join(TIMEOUT_S)
+    assert not publishing.is_alive(), "publishing must never wait for a gateway"
+    received = [decode_chunks(socket.recv())[0].num_before for _ in range(count)]
+    assert received == list(range(count))
+    socket.close()
 
 
 def test_a_gateway_that_nobody_hears_is_reported(sender: FrameSender, lost: list[str]) -> None:
