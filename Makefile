@@ -16,11 +16,12 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 
 # Serve's HAProxy mode: requests and events reach the gateway without a Python proxy in between, which
 # takes a third of a millisecond of CPU from every event. =0 brings the Python proxy back.
+# For the targets that start a server in a process of its own; the tests choose for themselves.
 ifeq ($(shell uname -s),Linux)
-export RAY_SERVE_ENABLE_HA_PROXY ?= 1
-export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+serve bench bench-serving: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
+serve bench bench-serving: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
 # How long a stopping gateway waits for load balancers in front to notice; here there are none.
-export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
+serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
 endif
 
 .DEFAULT_GOAL := help
