@@ -174,7 +174,9 @@ def is_ready(base_url: str) -> bool:
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``start_server`` reads."""
     parser.add_argument("--base-url", help="a running server; without it one is started")
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), help="what a started server serves"
+    )
     parser.add_argument(
         "--start-url",
         default="http://127.0.0.1:8000",

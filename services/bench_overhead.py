@@ -101,11 +101,13 @@ def measure(args: AppArgs, policy: str, num_tokens: int, repeats: int) -> dict[s
 
 def main() -> None:
     """Print one table per feature mode and a last line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--policy", default="static:8")
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = argparse.ArgumentParser(prog="python -m services.bench_overhead", description=__doc__)
+    parser.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), help="as for make serve"
+    )
+    parser.add_argument("--policy", default="static:8", help="'off' or 'static:<w>'")
+    parser.add_argument("--tokens", type=int, default=160, help="output tokens per request")
+    parser.add_argument("--repeats", type=int, default=5, help="requests per design")
     options = parser.parse_args()
     args = read_app_args(options.config)
     ray.init(include_dashboard=False, log_to_driver=False)

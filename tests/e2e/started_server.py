@@ -39,10 +39,10 @@ class StartedServer:
 
     Args:
         folder: for the config and the log.
-        has_haproxy: serve as ``make serve`` does on Linux; else through Serve's Python proxy.
+        has_haproxy: serve as ``make serve HAPROXY=1`` does; else through Serve's Python proxy.
     """
 
-    def __init__(self, folder: Path, has_haproxy: bool = True) -> None:
+    def __init__(self, folder: Path, has_haproxy: bool = False) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.segments_before = feature_segments()
@@ -59,6 +59,8 @@ class StartedServer:
             "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": str(int(has_haproxy)),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         }
         self.started_at = time.monotonic()
         with self.log_path.open("wb") as log:

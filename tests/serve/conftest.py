@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+# A user's throughput settings bind Serve's handles to one event loop; these tests use several. Read by
+# Ray when it is imported.
+os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
 
 import pytest
 import ray

@@ -187,10 +187,17 @@ def main() -> None:
     )
     parser.add_argument("stage", choices=[*STAGES, "all"])
     parser.add_argument("--gsm8k", type=Path, help="GSM8K train.jsonl; every stage that reads text")
-    parser.add_argument("--work", type=Path, default=Path("build/demo-pair"))
-    parser.add_argument("--out", type=Path, default=Path("models/demo"))
     parser.add_argument(
-        "--steps", type=int, help="steps of the target stage, or of each drafter run"
+        "--work",
+        type=Path,
+        default=Path("build/demo-pair"),
+        help="folder of all intermediate files",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("models/demo"), help="where export puts the pair"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="steps of the base-target stage, or of each drafter run"
     )
     parser.add_argument(
         "--minutes", type=float, help="time of the responses stage, or of each drafter run"

@@ -1,4 +1,4 @@
-"""After the first server has ended: the same application behind Serve's Python proxy."""
+"""After the first server has ended: the same application behind HAProxy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 QUESTION = "Tom has 12 pens and buys 30 more. How many pens does Tom have?"
 
 
-def test_streams_and_errors_through_the_python_proxy(tmp_path: Path) -> None:
-    server = StartedServer(tmp_path, has_haproxy=False)
+def test_streams_and_errors_through_haproxy(tmp_path: Path) -> None:
+    server = StartedServer(tmp_path, has_haproxy=True)
     try:
         server.wait_until_ready()
         with openai.OpenAI(
