@@ -73,15 +73,19 @@ class PageAllocator:
         if cached_pages:
             self._tables[seq_id] = list(cached_pages)
 
-    def name_pages(self, seq_id: int, names: Sequence[bytes], has_context: bool) -> None:
-        """Make the first ``len(names)`` pages of a table findable. Mutates.
+    def name_pages(
+        self, seq_id: int, names: Sequence[bytes], has_context: bool, first: int = 0
+    ) -> None:
+        """Make pages ``first`` to ``len(names) - 1`` of a table findable. Mutates.
 
         Args:
             seq_id: a sequence whose table covers them; they are full and committed.
             names: from ``PageNames``.
             has_context: the drafter's context of these positions is complete too.
+            first: the pages before it have been named already.
         """
-        for page_id, name in zip(self._tables.get(seq_id, []), names, strict=False):
+        table = self._tables.get(seq_id, [])
+        for page_id, name in zip(table[first:], names[first:], strict=False):
             self._prefixes.name_page(page_id, name, has_context)
 
     def forget_prefixes(self) -> None:

@@ -102,9 +102,12 @@ class Planner:
             num_positions: positions that every pool has: target KV, and drafter context if the policy may
                 draft.
         """
-        if self._caches_prefixes:
+        first, num_full = sequence.num_named_pages, num_positions // self._limits.page_size
+        # Once per page and not once per step: this runs for every row.
+        if self._caches_prefixes and num_full > first:
             names = sequence.page_names.of(sequence.token_ids, num_positions)
-            self.pages.name_pages(sequence.seq_id, names, sequence.policy.may_draft)
+            self.pages.name_pages(sequence.seq_id, names, sequence.policy.may_draft, first)
+            sequence.num_named_pages = num_full
 
     def plan(self, step_id: int) -> PlannedStep:
         """Plan one step. Mutates queues, pages and pending ingests, never tokens.
@@ -223,6 +226,7 @@ class Planner:
         self.running[sequence.seq_id] = sequence
         self.pages.adopt(sequence.seq_id, cached_pages)
         self.pages.ensure(sequence.seq_id, sequence.num_committed)
+        sequence.num_named_pages = len(cached_pages)
         sequence.num_cached = len(cached_pages) * self._limits.page_size
         if sequence.num_prefix_tokens is None:
             sequence.num_prefix_tokens = sequence.num_cached

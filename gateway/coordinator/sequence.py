@@ -38,6 +38,7 @@ class Sequence:
         "is_urgent",
         "max_length",
         "num_cached",
+        "num_named_pages",
         "num_overtakes",
         "num_prefix_tokens",
         "page_names",
@@ -61,6 +62,8 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.page_names = PageNames(page_size, request.cache_salt)
         self.num_cached = 0
+        self.num_named_pages = 0
+        """Full pages that the prefix cache has been told of."""
         self.num_prefix_tokens: int | None = None
         """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self.is_decoding = False
@@ -99,5 +102,6 @@ class Sequence:
     def forget_caches(self) -> None:
         """Start over with prefill of all committed tokens. Mutates cache state, never tokens."""
         self.num_cached = 0
+        self.num_named_pages = 0
         self.is_decoding = False
         self.pending_ingest = None

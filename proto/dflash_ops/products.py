@@ -73,7 +73,7 @@ class HalfProduct:
     """A float32 product on a CPU whose weights are packed in half precision."""
 
     def __init__(self, weight: Tensor, scale: float) -> None:
-        self._packed = _pack(weight * scale)
+        self._packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16((weight * scale).contiguous())
         self.input_scale = 1.0 / scale
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -89,24 +89,18 @@ class HalfProduct:
         return torch.add(residual, self.of_scaled(x), alpha=self.input_scale)
 
 
-def _pack(weight: Tensor) -> Tensor:
-    # Deprecated in favour of an operator on the same kernel that takes twice as long per call; the
-    # pinned torch has both, and a torch without this one gets dense products.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.contiguous())
-        torch.fbgemm_linear_fp16_weight_fp32_activation(weight[:1], packed, None)
-    return packed
-
-
 @cache
 def half_products_work() -> bool:
     """Whether this machine and this torch have the packed kernel."""
-    try:
-        probe = torch.tensor([[1.0, 0.5], [-2.0, 3.0]])
-        return torch.equal(HalfProduct(probe, 1.0)(probe), probe @ probe.t())
-    except (AttributeError, RuntimeError):
-        return False
+    probe = torch.tensor([[1.0, 0.5], [-2.0, 3.0]])
+    # Both operators warn, once per process, that they are deprecated in favour of one on the same kernel
+    # that takes twice as long per call. The pinned torch has both; one without these gets dense products.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            return torch.equal(HalfProduct(probe, 1.0)(probe), probe @ probe.t())
+        except (AttributeError, RuntimeError):
+            return False
 
 
 def half_scale(weight: Tensor) -> float | None:
