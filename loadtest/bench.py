@@ -7,7 +7,6 @@ a busy machine slows all of them alike. Prints one table and ends with one line 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,7 +24,13 @@ from loadtest.bench_report import (
     to_json,
 )
 from loadtest.bench_rows import ApiClient, BenchPrompt, ReferenceRow, Row, ServedRow
-from loadtest.processes import BenchError, Worker, add_server_arguments, start_server
+from loadtest.processes import (
+    BenchError,
+    Worker,
+    accept_interrupts,
+    add_server_arguments,
+    start_server,
+)
 
 WORKER_MODULE = "services.bench_reference"
 WARM_UP_TOKENS = 16
@@ -121,8 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Command line entry."""
-    # A shell's background job ignores SIGINT, and so would the children that are stopped with it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    accept_interrupts()
     try:
         sys.exit(run(parse_arguments()))
     except (BenchError, ValueError) as error:

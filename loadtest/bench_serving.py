@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,7 +18,12 @@ from loadtest import prompt_sets
 from loadtest.bench_report import PLAIN, rotated
 from loadtest.bench_rows import ApiClient
 from loadtest.closed_loop import Cell, ClosedLoop
-from loadtest.processes import BenchError, add_server_arguments, start_server
+from loadtest.processes import (
+    BenchError,
+    accept_interrupts,
+    add_server_arguments,
+    start_server,
+)
 from loadtest.serving_report import evaluate, render_table, to_json
 
 
@@ -115,8 +119,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line entry."""
-    # A shell's background job ignores SIGINT, and so would the children that are stopped with it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    accept_interrupts()
     try:
         run(parse_arguments())
     except (BenchError, ValueError) as error:

@@ -162,6 +162,14 @@ class Worker(ChildProcess):
         return reply
 
 
+def accept_interrupts() -> None:
+    """Let Ctrl-C end this process, and SIGINT the children that are stopped with it.
+
+    A shell's background job ignores SIGINT, and so would they.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def is_ready(base_url: str) -> bool:
     """Whether ``/ready`` answers 200 now."""
     try:

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
+from loadtest_fakes import FakeServer
 
 from loadtest import bench
 from loadtest.bench_rows import ApiClient, BenchPrompt, ServedRow
@@ -34,14 +34,6 @@ for line in sys.stdin:
         reply = {"token_ids": [7] * 6, "seconds": 100.0, "acceptance_lengths": lengths, "text": "42"}
     print(json.dumps(reply), flush=True)
 """
-
-
-class FakeServer(Protocol):
-    base_url: str
-    status: int
-    reply: list[bytes]
-    bodies: list[dict[str, Any]]
-    paths: list[str]
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Protocol
 
 import pytest
+from loadtest_fakes import FakeServer, frame
 
 from loadtest import bench_serving
 from loadtest.closed_loop import Answer, Cell, ClosedLoop
@@ -17,17 +17,6 @@ from loadtest.serving_report import ServingReport, ServingRow, evaluate, render_
 pytestmark = pytest.mark.unit
 
 PROMPTS = [Prompt(f"p{i}", "chat", [{"role": "user", "content": f"q{i}"}]) for i in range(3)]
-
-
-class Server(Protocol):
-    base_url: str
-    status: int
-    reply: list[bytes]
-    bodies: list[dict[str, Any]]
-
-
-def frame(payload: object) -> bytes:
-    return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
 STREAM = [
@@ -45,12 +34,12 @@ STREAM = [
 ]
 
 
-def run_cell(server: Server, num_streams: int = 2) -> Cell:
+def run_cell(server: FakeServer, num_streams: int = 2) -> Cell:
     loop = ClosedLoop(server.base_url, "demo", PROMPTS, 7)
     return asyncio.run(loop.run("static:8", num_streams, 0.02, 0.1))
 
 
-def test_streams_follow_each_other(fake_server: Server) -> None:
+def test_streams_follow_each_other(fake_server: FakeServer) -> None:
     fake_server.reply = STREAM
     cell = run_cell(fake_server)
     assert len(cell.answers) == len(fake_server.bodies) > 4
@@ -76,14 +65,14 @@ def test_streams_follow_each_other(fake_server: Server) -> None:
     ],
 )
 def test_a_failed_request_ends_the_run(
-    fake_server: Server, status: int, reply: list[bytes], message: str
+    fake_server: FakeServer, status: int, reply: list[bytes], message: str
 ) -> None:
     fake_server.status, fake_server.reply = status, reply
     with pytest.raises(BenchError, match=message):
         run_cell(fake_server)
 
 
-def test_a_dead_server_ends_the_run(fake_server: Server) -> None:
+def test_a_dead_server_ends_the_run(fake_server: FakeServer) -> None:
     fake_server.base_url = "http://127.0.0.1:9"
     with pytest.raises(BenchError, match="static:8"):
         run_cell(fake_server)
@@ -158,7 +147,7 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_a_whole_run(fake_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     fake_server.reply = STREAM
     options = ["--levels", "1,2", "--policies", "off,static:8", "--repeats", "1"]
     options += ["--seconds", "0.05", "--warm-up", "0", "--prompts", "chat,code_stubs"]

@@ -7,24 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
+from loadtest_fakes import FakeServer, frame
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class Server(Protocol):
-    base_url: str
-    status: int
-    reply: list[bytes]
-    bodies: list[dict[str, Any]]
-
-
-def frame(payload: object) -> bytes:
-    return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
 ROLE = frame({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
@@ -53,7 +42,7 @@ def run_locust(base_url: str, *options: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_run_reports_its_metrics(fake_server: Server, tmp_path: Path) -> None:
+def test_a_run_reports_its_metrics(fake_server: FakeServer, tmp_path: Path) -> None:
     fake_server.reply = [ROLE, FIRST, LAST, USAGE, DONE]
     rows_file = tmp_path / "rows.jsonl"
     options = ("--policy", "static:8", "--max-tokens", "7", "--temperature", "0.5")
@@ -93,7 +82,7 @@ def test_a_run_reports_its_metrics(fake_server: Server, tmp_path: Path) -> None:
     ids=["error-event", "no-done", "http-error"],
 )
 def test_a_bad_answer_is_a_failure(
-    fake_server: Server, status: int, reply: list[bytes], message: str
+    fake_server: FakeServer, status: int, reply: list[bytes], message: str
 ) -> None:
     fake_server.status, fake_server.reply = status, reply
     result = run_locust(fake_server.base_url, "--requests", "2")

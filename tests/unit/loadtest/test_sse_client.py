@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loadtest_fakes import frame
 
 from loadtest.sse_client import SSEEvent, SSEParser, StreamError, read_chat_stream
 
 pytestmark = pytest.mark.unit
-
-
-def frame(payload: object) -> bytes:
-    return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n"
 
 
 def delta(content: str | None = None, reason: str | None = None, **extra: object) -> bytes:
