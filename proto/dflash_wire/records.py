@@ -135,8 +135,8 @@ class TokenChunk:
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
 
-    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by the
-    previous step, belong to positions ``[start_position, start_position + num_tokens)``.
+    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by an earlier
+    step, belong to positions ``[start_position, start_position + num_tokens)``.
     """
 
     feature_offset: int
@@ -184,6 +184,8 @@ class StepPlan:
     rows: list[Row]
     ingests: list[Ingest] = field(default_factory=list)
     feature_base: int = 0
+    num_cohorts: int = 1
+    """Steps that are in flight at the same time while this one is."""
 
     @property
     def num_positions(self) -> int:

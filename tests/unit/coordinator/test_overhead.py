@@ -22,8 +22,11 @@ class InstantRing:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def run(self, plan: StepPlan) -> StepResult:
-        started = time.perf_counter()
+    def send(self, plan: StepPlan) -> None:
+        self.plan = plan
+
+    def receive(self, step_id: int) -> StepResult:
+        started, plan = time.perf_counter(), self.plan
         committed = [
             [1] * (min(4, row.width) if not row.is_prefill else int(row.samples))
             for row in plan.rows
@@ -37,7 +40,7 @@ def test_step_overhead_at_32_rows() -> None:
         num_pages=32_768, page_size=16, max_rows=NUM_ROWS, max_step_positions=2048, max_context=4096
     )
     ring = InstantRing()
-    coordinator = Coordinator(ring, RecordingSink(), limits, "static:16")
+    coordinator = Coordinator(ring, RecordingSink(), limits, "static:16", cohorts=(1,))
     for i in range(NUM_ROWS):
         coordinator.submit(make_request(f"r{i}", 1000, 3000))
     while coordinator.snapshot().totals.num_cycles < NUM_ROWS * NUM_ROWS:
