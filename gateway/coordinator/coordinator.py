@@ -25,6 +25,7 @@ from gateway.coordinator.commit import RowCommit, check_result, commit_row
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.planner import PlannedStep, Planner
 from gateway.coordinator.policy import parse_policy
+from gateway.coordinator.recorder import FlightRecorder, StepRecord
 from gateway.coordinator.sequence import LastCycle, Sequence
 from gateway.coordinator.stats import EngineCounters, EngineSnapshot
 from gateway.coordinator.validation import check_limits, check_request
@@ -100,6 +101,7 @@ class Coordinator:
         self._outbox: list[tuple[Sequence, TokenChunk]] = []
         self._flights: deque[Flight] = deque()
         self._cohorts = CohortChooser(cohorts)
+        self._recorder = FlightRecorder()
         self._has_shut_down = False
 
     # ----- any thread ---------------------------------------------------------------------------
@@ -147,6 +149,10 @@ class Coordinator:
             totals=replace(self._counters, accepted_drafts_by_position=positions),
         )
 
+    def recorded_steps(self) -> list[StepRecord]:
+        """Return when what happened in the latest good steps, oldest first."""
+        return self._recorder.copy()
+
     def check_integrity(self) -> None:
         """Check the page tables; for tests and debugging, between steps.
 
@@ -191,12 +197,13 @@ class Coordinator:
                 return False
             if is_closed or not self._may_send() or not self._send_next(started):
                 break
-        if self._flights:
-            self._land(self._flights[0])
-        elif not self._outbox:
+        if not self._flights and not self._outbox:
             self._cohorts.pause()
             return False
+        result = self._land(self._flights[0]) if self._flights else None
         self._publish()
+        if result is not None:
+            self._recorder.add(self._record(*result))
         return True
 
     def _may_send(self) -> bool:
@@ -238,8 +245,8 @@ class Coordinator:
             return False
         return True
 
-    def _land(self, flight: Flight) -> None:
-        """Wait for the oldest step in flight and commit it."""
+    def _land(self, flight: Flight) -> tuple[Flight, StepResult, float] | None:
+        """Wait for the oldest step in flight and commit it; return it with the time it was back."""
         plan = flight.planned.plan
         try:
             result = self._ring.receive(plan.step_id)
@@ -248,7 +255,7 @@ class Coordinator:
             check_result(plan, result)
         except Exception as error:
             self._fail_step(flight, error)
-            return
+            return None
         landed = self._clock()
         self._flights.popleft()
         self._planner.land(flight.planned)
@@ -258,6 +265,26 @@ class Coordinator:
         self._cohorts.count(plan.num_positions, landed)
         self._commit(flight, result)
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
+        return flight, result, landed
+
+    def _record(self, flight: Flight, result: StepResult, landed: float) -> StepRecord:
+        plan = flight.planned.plan
+        return StepRecord(
+            step_id=plan.step_id,
+            num_cohorts=plan.num_cohorts,
+            num_rows=len(plan.rows),
+            num_positions=plan.num_positions,
+            num_prefill_positions=sum(row.num_positions for row in plan.rows if row.is_prefill),
+            num_committed=sum(map(len, result.committed_token_ids)),
+            planning_s=flight.started,
+            sent_s=flight.sent,
+            draft_began_s=result.draft_began_s,
+            draft_ms=result.draft_ms,
+            verify_began_s=result.verify_began_s,
+            verify_ms=result.verify_ms,
+            landed_s=landed,
+            published_s=self._clock(),
+        )
 
     def _commit(self, flight: Flight, result: StepResult) -> None:
         """Commit all rows, then take the time, so that their cycles carry all of the step's."""

@@ -81,7 +81,9 @@ def decode_plan(frame: bytes) -> StepPlan:
 
 def encode_drafts(result: DraftResult) -> bytes:
     """Encode a ``DraftResult``."""
-    return pack((result.step_id, result.draft_token_ids, result.draft_ms, result.parents))
+    return pack(
+        (result.step_id, result.draft_token_ids, result.draft_ms, result.parents, result.began_s)
+    )
 
 
 def decode_drafts(frame: bytes) -> DraftResult:
@@ -98,6 +100,8 @@ def encode_result(result: StepResult) -> bytes:
             result.draft_ms,
             result.verify_ms,
             result.error,
+            result.draft_began_s,
+            result.verify_began_s,
         )
     )
 

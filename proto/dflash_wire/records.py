@@ -211,6 +211,8 @@ class DraftResult:
     parents: list[list[int]] | None = None
     """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
     ``n``-th draft token. None: every row is a chain."""
+    began_s: float = 0.0
+    """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
@@ -233,3 +235,6 @@ class StepResult:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     error: dict[str, str | None] | None = None
+    draft_began_s: float = 0.0
+    verify_began_s: float = 0.0
+    """When each began, for traces: one clock for all processes of one machine."""
