@@ -15,6 +15,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dflash_wire.records import CycleStats
+from gateway.group_metrics import GroupCollector
 
 Clock = Callable[[], float]
 
@@ -67,6 +68,8 @@ class GatewayMetrics:
             buckets=TPOT_BUCKETS_S,
             registry=self.registry,
         )
+        self.groups = GroupCollector()
+        self.registry.register(self.groups)
         self.running = Gauge(
             "dflash_requests_running", "Sequences being generated.", registry=self.registry
         )
