@@ -6,7 +6,7 @@ from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cyc
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_wire.errors import EngineUnavailableError
-from dflash_wire.records import GenerationRequest, GroupGauges, TokenChunk
+from dflash_wire.records import CycleStats, GenerationRequest, GroupGauges, TokenChunk
 from gateway.app import create_app, create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.metrics import GatewayMetrics
@@ -152,6 +152,22 @@ async def test_cached_prompt_tokens(serve: Serve, encode: Encode) -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
     assert served.engine.requests[0].cache_salt == "tenant-7"
     assert samples(served.metrics.render().decode())["dflash_cached_prompt_tokens_total",] == 32
+
+
+@pytest.mark.asyncio
+async def test_acceptance_is_counted_by_how_the_prompt_began(serve: Serve, encode: Encode) -> None:
+    one = encode("o")
+    first = TokenChunk("", one, num_cached_tokens=16)
+    served = serve([first, cycle(one * 4), cycle(one * 2), last(one)])
+    await served.chat()
+    plain = TokenChunk("", one, cycle=CycleStats(0, 0, 1, 0.0, 1.0, 0.0))
+    served.engine.script = lambda _: [TokenChunk("", one, num_cached_tokens=0), plain, last(one)]
+    await served.chat()
+    got = samples(served.metrics.render().decode())
+    assert got["dflash_prefix_cycles_total", "hit"] == 3
+    assert got["dflash_prefix_cycle_tokens_total", "hit"] == 7
+    assert got["dflash_prefix_cycles_total", "miss"] == 1, "a cycle without drafts says nothing"
+    assert got["dflash_prefix_cycle_tokens_total", "miss"] == 1
 
 
 @pytest.mark.asyncio

@@ -7,26 +7,24 @@ request has its own temperature, seed, policy, priority, stop tokens and length.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
+from local_engines import (
+    END_OF_SEQUENCE,
+    Collector,
+    build_engines,
+    encoded_prompts,
+    run,
+)
 
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan, StepResult, TokenChunk
-from gateway.chat_tokenizer import ChatTokenizer
+from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan, StepResult
 from gateway.coordinator import Coordinator
-from loadtest import prompt_sets
-from services.local import LocalRing, build_local_ring
-from services.spec import make_spec
-from services.yaml_args import read_app_args
+from services.local import LocalRing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[3]
-END_OF_SEQUENCE = 2
 NUM_REQUESTS = 64
 NUM_PAGES = 56
 """896 tokens for 16 rows: less than half of what they grow to."""
@@ -34,23 +32,6 @@ POLICIES = ("off", "static:2", "static:3", "static:4", "static:8", "static:11", 
 TEMPERATURES = (0.0, 0.8)
 SHARED_LENGTHS = (33, 64, 150, 380)
 """Tokens that the prompts of one family have in common."""
-
-
-class Collector:
-    """Sink that keeps every chunk."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[str, list[TokenChunk]] = {}
-
-    def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
-        for mine in chunks.values():
-            for chunk in mine:
-                assert chunk.error is None, chunk.error
-                self.chunks.setdefault(chunk.request_id, []).append(chunk)
-
-    def answer(self, request_id: str) -> tuple[list[int], str | None]:
-        chunks = self.chunks[request_id]
-        return [t for chunk in chunks for t in chunk.token_ids], chunks[-1].finish_reason
 
 
 class WatchedRing:
@@ -72,18 +53,12 @@ class WatchedRing:
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[LocalRing, EngineLimits]:
-    torch.set_num_threads(1)
-    args = read_app_args(ROOT / "config.yaml")
-    small = {"num_pages": NUM_PAGES, "max_rows": 16, "max_step_positions": 192}
-    engine = args.engine.model_copy(update=small)
-    return build_local_ring(make_spec(args.model_copy(update={"engine": engine})))
+    return build_engines(num_pages=NUM_PAGES, max_rows=16, max_step_positions=192)
 
 
 def mixed_requests() -> list[GenerationRequest]:
     rng = random.Random(11)
-    tokenizer = ChatTokenizer.load(str(ROOT / "models/demo/target"))
-    own = [tokenizer._encode_chat(p.messages) for p in prompt_sets.load("word_problems,chat")]
-    long = [tokenizer._encode_chat(p.messages) for p in prompt_sets.load("long_inputs")]
+    own, long = encoded_prompts("word_problems,chat"), encoded_prompts("long_inputs")
     requests = []
     for i in range(NUM_REQUESTS):
         prompt = own[i]
@@ -108,17 +83,6 @@ def mixed_requests() -> list[GenerationRequest]:
     return requests
 
 
-def run(coordinator: Coordinator, requests: Iterable[GenerationRequest], per_step: int) -> None:
-    """Submit ``per_step`` requests before each step; go on until all have ended."""
-    waiting = list(requests)
-    while waiting or coordinator.snapshot().num_running or coordinator.snapshot().num_waiting:
-        for request in waiting[:per_step]:
-            coordinator.submit(request)
-        del waiting[:per_step]
-        coordinator.step()
-        coordinator.check_integrity()
-
-
 def test_64_mixed_requests_equal_each_alone(engines: tuple[LocalRing, EngineLimits]) -> None:
     ring, limits = engines
     requests = mixed_requests()
@@ -138,7 +102,7 @@ def test_64_mixed_requests_equal_each_alone(engines: tuple[LocalRing, EngineLimi
     # All of it must really have happened.
     now = coordinator.snapshot()
     assert now.num_preemptions > 5
-    cached = [together.chunks[r.request_id][0].num_cached_tokens or 0 for r in requests]
+    cached = [together.num_cached(r.request_id) for r in requests]
     assert sum(n > 0 for n in cached) > 10 and max(cached) > 100
     assert watched.most_rows >= 10 and watched.num_ragged > 10
     assert {reason for _, reason in answers.values()} == {"stop", "length"}
