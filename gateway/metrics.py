@@ -3,6 +3,10 @@
 Queries for what is derived, not counted (``[5m]`` as wanted):
     acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
     acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
+    acceptance length by how the request began, ``hit`` (some of its prompt was cached) or ``miss``
+        tau(p) = rate(dflash_prefix_cycle_tokens_total{prefix=p}) / rate(dflash_prefix_cycles_total{prefix=p})
+        Alarm when tau("hit") / tau("miss") stays below 0.8: what cached pages hold for the drafter does not
+        belong to their tokens. Only cycles with drafts count, so ``off`` does not blur it.
 Cycles are counted when their chunk arrives, those of cancelled sequences too. One in which a stop
 string ends the sequence counts with its tokens up to the one that completed the stop string.
 """
@@ -15,6 +19,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dflash_wire.records import CycleStats
+from gateway.group_metrics import GroupCollector
 
 Clock = Callable[[], float]
 
@@ -51,6 +56,16 @@ class GatewayMetrics:
         )
         self._accepted_at: list[Counter] = []
         """``_accepted_drafts`` of positions 1, 2, ...: labels are looked up once, not per cycle."""
+        self._prefix_cycles = self._counter(
+            "dflash_prefix_cycles", "Cycles with drafts, by how the prompt began.", "prefix"
+        )
+        self._prefix_tokens = self._counter(
+            "dflash_prefix_cycle_tokens", "Tokens that those cycles committed.", "prefix"
+        )
+        self._by_prefix = {
+            is_hit: (self._prefix_cycles.labels(label), self._prefix_tokens.labels(label))
+            for is_hit, label in ((True, "hit"), (False, "miss"))
+        }
         self._seconds = {
             part: self._counter(f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.")
             for part in ("draft", "verify", "overhead")
@@ -67,6 +82,8 @@ class GatewayMetrics:
             buckets=TPOT_BUCKETS_S,
             registry=self.registry,
         )
+        self.groups = GroupCollector()
+        self.registry.register(self.groups)
         self.running = Gauge(
             "dflash_requests_running", "Sequences being generated.", registry=self.registry
         )
@@ -106,14 +123,18 @@ class GatewayMetrics:
         if seconds_per_token is not None:
             self._time_per_output_token.observe(seconds_per_token)
 
-    def observe_cycle(self, cycle: CycleStats) -> None:
-        """Record one cycle of any sequence."""
+    def observe_cycle(self, cycle: CycleStats, is_hit: bool) -> None:
+        """Record one cycle of a sequence; ``is_hit``: its prompt began with cached tokens."""
         self._cycles.inc()
         self._committed.inc(cycle.num_committed)
         self._draft_tokens.inc(cycle.num_draft_tokens)
         self._seconds["draft"].inc(cycle.draft_ms / 1000)
         self._seconds["verify"].inc(cycle.verify_ms / 1000)
         self._seconds["overhead"].inc(cycle.overhead_ms / 1000)
+        if cycle.num_draft_tokens:
+            cycles, tokens = self._by_prefix[is_hit]
+            cycles.inc()
+            tokens.inc(cycle.num_committed)
         for position in range(len(self._accepted_at), cycle.num_accepted_drafts):
             self._accepted_at.append(self._accepted_drafts.labels(str(position + 1)))
         for counter in self._accepted_at[: cycle.num_accepted_drafts]:
@@ -129,13 +150,14 @@ class SequenceMeter:
         self._first_chunk: tuple[float, int] | None = None
         self._last_chunk_at = arrived
         self._num_tokens = 0
+        self._is_hit = False
 
     def add_chunk(self, num_tokens: int, cycle: CycleStats | None) -> None:
         """Note that a chunk with ``num_tokens`` output tokens is here; ``cycle`` committed them."""
         if num_tokens == 0:
             return
         if cycle is not None:
-            self._metrics.observe_cycle(cycle)
+            self._metrics.observe_cycle(cycle, self._is_hit)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)
@@ -145,6 +167,7 @@ class SequenceMeter:
 
     def add_cached(self, num_tokens: int) -> None:
         """Note that so many prompt tokens were cached."""
+        self._is_hit = True
         self._metrics.observe_cached(num_tokens)
 
     def finish(self) -> None:

@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from dflash_wire.records import GenerationRequest, StepPlan, StepResult, TokenChunk
+from dflash_wire.records import (
+    GenerationRequest,
+    GroupGauges,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,6 @@ class EnginePort(Protocol):
         Raises:
             EngineUnavailableError: it can not, with the reason.
         """
+
+    async def gauges(self) -> list[GroupGauges]:
+        """Return what every engine group that answers holds now; for metrics, not per request."""

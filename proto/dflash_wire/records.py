@@ -131,6 +131,23 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupGauges:
+    """One engine group at one moment, as its coordinator counts it."""
+
+    group: str
+    """Name of the coordinator replica; a replaced group has another one."""
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_held_pages: int
+    """Pages of running sequences; those that only the prefix cache knows are idle, not held."""
+    num_idle_pages: int
+    num_preemptions: int
+    num_steps: int
+    num_failed_steps: int
+
+
 @dataclass(slots=True)
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
