@@ -25,7 +25,7 @@ serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-gateway offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-serving: $(STAMP_TEST) ## throughput and latency from 1 to 64 streams (ARG
 
 bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 	@$(PY) -m services.bench_overhead $(ARGS)
+
+bench-gateway: $(STAMP_TEST) ## CPU and latency of the gateway alone, beside a bare app (ARGS=--help)
+	@$(PY) -m loadtest.bench_gateway $(ARGS)
 
 offline: $(STAMP) ## run a prompt file without HTTP: make offline PROMPTS=FILE.jsonl
 	@test -n "$(PROMPTS)" || { echo "Name the prompts: make offline PROMPTS=loadtest/prompts/chat.jsonl" >&2; exit 2; }
