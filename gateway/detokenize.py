@@ -69,6 +69,7 @@ class SequenceText:
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stop_strings)
+        self._has_stop_strings = bool(stop_strings)
         self._stop_token_ids = frozenset(stop_token_ids)
         self.num_tokens = 0
         """Output tokens so far: the one that ended the sequence counts, those after it do not."""
@@ -84,9 +85,12 @@ class SequenceText:
             if token_id in self._stop_token_ids:
                 pieces.append(self.finish(FinishReason.STOP))
                 break
-            pieces.append(self._stops.push(self._detokenizer.push(token_id)))
-            if self._stops.has_matched:
-                self.finish_reason = FinishReason.STOP.value
+            text = self._detokenizer.push(token_id)
+            if self._has_stop_strings:
+                text = self._stops.push(text)
+                if self._stops.has_matched:
+                    self.finish_reason = FinishReason.STOP.value
+            pieces.append(text)
         return "".join(pieces)
 
     def finish(self, reason: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dflash_wire.errors import EngineUnavailableError, RequestCancelledError, error_from_wire
 from dflash_wire.records import GenerationStats, TokenChunk
@@ -15,8 +15,7 @@ from gateway.state import GatewayState
 from gateway.validation import SequencePlan
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """What one committed chunk adds to one choice."""
 
     index: int
@@ -103,19 +102,12 @@ async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:
         await aclose()
 
 
-async def request_pieces(
+def request_pieces(
     state: GatewayState, plans: Sequence[SequencePlan], metrics: GatewayMetrics, arrived: float
 ) -> TextPieces:
     """Generate all sequences of a request at the same time, pieces in order of arrival."""
     streams = [sequence_pieces(state, plan, metrics, arrived) for plan in plans]
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for piece in only:
-                yield piece
-        return
-    async with aclosing(merge(streams)) as merged:
-        async for piece in merged:
-            yield piece
+    return streams[0] if len(streams) == 1 else merge(streams)
 
 
 async def merge(streams: Sequence[TextPieces]) -> TextPieces:

@@ -39,8 +39,6 @@ class BareApp:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP request: a stream for a POST, 200 for anything else."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._tick())
         if scope["method"] != "POST":
             body = json.dumps({"data": [{"id": MODEL}]}).encode()
             await _start(send, b"application/json")
@@ -61,6 +59,8 @@ class BareApp:
         num_tokens = 1
         ticks: asyncio.Queue[str] = asyncio.Queue()
         self._streams.add(ticks)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._tick())
         try:
             while num_tokens < max_tokens:
                 num_tokens += TOKENS_PER_STAMP
@@ -73,7 +73,7 @@ class BareApp:
 
     async def _tick(self) -> None:
         next_s = time.perf_counter()
-        while True:
+        while self._streams:
             next_s += self._step_s
             await asyncio.sleep(next_s - time.perf_counter())
             text = stamp(time.perf_counter())

@@ -22,10 +22,12 @@ class EdgeRow:
 
     edge: str
     cpu_ms: float
-    """CPU per 1,000 tokens, all serving processes."""
+    """CPU per 1,000 tokens, all serving processes, beyond what they use with nothing to do."""
     cpu_ratio: float
     """Median over the repeats of the ratio to the bare app within a repeat."""
     part_ms: dict[str, float]
+    idle_ms_per_s: float
+    """CPU of all of them with nothing to do: health checks, metrics, polling."""
     latency_p50_ms: float
     latency_p99_ms: float
     added_p50_ms: float
@@ -50,8 +52,11 @@ class GatewayReport:
 
 
 def cpu_ms(cell: StreamCell) -> dict[str, float]:
-    """Return CPU milliseconds per 1,000 tokens of every part."""
-    return {part: seconds * 1e6 / cell.num_tokens for part, seconds in cell.cpu_s.items()}
+    """Return every part's CPU milliseconds per 1,000 tokens, without what it uses when idle."""
+    return {
+        part: (seconds - cell.idle_cpu_s[part] * cell.measured_s) * 1e6 / cell.num_tokens
+        for part, seconds in cell.cpu_s.items()
+    }
 
 
 def evaluate(
@@ -87,6 +92,7 @@ def _row(
         cpu_ms=median(map(total, cells)),
         cpu_ratio=median(total(mine) / total(theirs) for mine, theirs in pairs),
         part_ms={part: median(cpu_ms(cell)[part] for cell in cells) for part in cells[0].cpu_s},
+        idle_ms_per_s=median(sum(cell.idle_cpu_s.values()) * 1e3 for cell in cells),
         latency_p50_ms=median(map(p50, cells)),
         latency_p99_ms=median(map(p99, cells)),
         added_p50_ms=median(p50(mine) - p50(theirs) for mine, theirs in pairs),
@@ -106,6 +112,7 @@ def render_table(report: GatewayReport) -> str:
         "x bare",
         "gateway",
         "proxy",
+        "idle ms/s",
         "block p50 ms",
         "p99",
         "added p50",
@@ -120,6 +127,7 @@ def render_table(report: GatewayReport) -> str:
             f"{row.cpu_ratio:.2f}",
             f"{row.part_ms['gateway']:.1f}",
             f"{row.part_ms['proxy']:.1f}" if "proxy" in row.part_ms else "–",
+            f"{row.idle_ms_per_s:.1f}",
             f"{row.latency_p50_ms:.2f}",
             f"{row.latency_p99_ms:.2f}",
             f"{row.added_p50_ms:.2f}",

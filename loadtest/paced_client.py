@@ -16,6 +16,7 @@ from loadtest.processes import BenchError
 from loadtest.sse_client import ChatStream, ChatStreamReader, StreamError
 from loadtest.stamps import FIRST_TEXT, TOKENS_PER_STAMP, age_s
 
+IDLE_S = 2.0
 PROMPT = "Sara has 12 pens. She buys 3 boxes of 8 pens each. How many pens does Sara have?"
 
 
@@ -40,7 +41,10 @@ class StreamCell:
 
     edge: str
     num_tokens: int
+    measured_s: float
     cpu_s: dict[str, float]
+    idle_cpu_s: dict[str, float]
+    """CPU seconds per second without any stream, just before."""
     latencies_s: tuple[float, ...]
     """Frame sent to event received, of every block in the window."""
 
@@ -53,6 +57,12 @@ class RequestCell:
     cpu_s: dict[str, float]
     latencies_s: tuple[float, ...]
     """Request sent to answer complete."""
+
+
+async def _idle(edge: Edge) -> dict[str, float]:
+    before = edge.cpu_s()
+    await asyncio.sleep(IDLE_S)
+    return {part: used / IDLE_S for part, used in _used(before, edge.cpu_s()).items()}
 
 
 def _used(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -77,7 +87,8 @@ def stamp_ages(stream: ChatStream, begin_s: float, end_s: float) -> list[float]:
     """
     ages = []
     for chunk in stream.chunks:
-        if chunk.is_final or not begin_s <= chunk.arrival_s < end_s:
+        is_stamp = not chunk.is_final and chunk.text != FIRST_TEXT
+        if not is_stamp or not begin_s <= chunk.arrival_s < end_s:
             continue
         try:
             ages.append(age_s(chunk.text, chunk.arrival_s))
@@ -109,6 +120,7 @@ class PacedClient:
         """
         num_blocks = math.ceil((warm_s + measure_s) / step_s) + 2
         body = request_body(edge.model, 1 + TOKENS_PER_STAMP * num_blocks)
+        idle = await _idle(edge)
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
         try:
@@ -121,7 +133,8 @@ class PacedClient:
             ages = [age for task in tasks for age in stamp_ages(task.result(), begin_s, end_s)]
         except* (aiohttp.ClientError, StreamError, TimeoutError) as errors:
             raise BenchError(f"{edge.name}: a stream failed: {errors.exceptions[0]}") from errors
-        return StreamCell(edge.name, TOKENS_PER_STAMP * len(ages), used, tuple(ages))
+        num_tokens = TOKENS_PER_STAMP * len(ages)
+        return StreamCell(edge.name, num_tokens, measure_s, used, idle, tuple(ages))
 
     async def requests(self, edge: Edge, count: int) -> RequestCell:
         """Send requests of one token, each after the answer to the one before.

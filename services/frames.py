@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -91,6 +91,38 @@ class FrameSender:
             self._drop(address)
 
 
+class ChunkQueue:
+    """What comes for one request, in order. Owner: the gateway's event loop; one reader.
+
+    As ``asyncio.Queue``, but without what one reader and no limit do not need: every chunk of every
+    stream goes through here.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put_nowait(self, item: Any) -> None:
+        """Add an item and wake the reader."""
+        self._items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> Any:
+        """Wait for the next item."""
+        while not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        """Whether nothing waits to be read."""
+        return not self._items
+
+
 class FrameReceiver:
     """A gateway's end: hands chunks to the requests that wait for them.
 
@@ -100,7 +132,7 @@ class FrameReceiver:
 
     def __init__(self, link_kind: str) -> None:
         self._link_kind = link_kind
-        self._queues: dict[str, asyncio.Queue[Any]] = {}
+        self._queues: dict[str, ChunkQueue] = {}
         self._task: asyncio.Task[None] | None = None
         self.address = ""
 
@@ -116,9 +148,9 @@ class FrameReceiver:
         self._task.add_done_callback(lambda _: socket.close())
 
     @contextlib.asynccontextmanager
-    async def queue_of(self, request_id: str) -> AsyncIterator[asyncio.Queue[Any]]:
+    async def queue_of(self, request_id: str) -> AsyncIterator[ChunkQueue]:
         """The queue of one request for as long as the context lasts; later chunks are dropped."""
-        queue: asyncio.Queue[Any] = asyncio.Queue()
+        queue = ChunkQueue()
         self._queues[request_id] = queue
         try:
             yield queue
