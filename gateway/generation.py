@@ -15,10 +15,10 @@ from gateway.state import GatewayState
 from gateway.validation import SequencePlan
 
 
-class TextPiece(NamedTuple):
+class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
     """What one committed chunk adds to one choice."""
 
-    index: int
+    choice_index: int
     text: str
     num_tokens: int
     """Output tokens of the sequence up to here, those without text included."""
@@ -87,12 +87,15 @@ def _advance(
     if chunk.num_cached_tokens:
         stats.num_cached_tokens = chunk.num_cached_tokens
         meter.add_cached(chunk.num_cached_tokens)
-    cycle = None if chunk.cycle is None else chunk.cycle.clipped(num_new_tokens)
-    meter.add_chunk(num_new_tokens, cycle)
+    cycle = chunk.cycle
     if cycle is not None:
+        if num_new_tokens < cycle.num_committed:
+            cycle = cycle.clipped(num_new_tokens)
         stats.add(cycle)
-    last_stats = None if text.finish_reason is None else stats
-    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, last_stats)
+    meter.add_chunk(num_new_tokens, cycle)
+    if text.finish_reason is None:
+        return TextPiece(index, new_text, text.num_tokens)
+    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, stats)
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

@@ -96,7 +96,6 @@ class GatewayMetrics:
             self._time_per_output_token.observe(seconds_per_token)
 
 
-
 class SequenceMeter:
     """Times one sequence. Owner: its generator, which must call ``finish`` exactly once."""
 

@@ -161,9 +161,9 @@ class ResponseBuilder:
         """Return the whole response; mutates, so call once."""
         async with aclosing(pieces):
             async for piece in pieces:
-                self._choices[piece.index].text.append(piece.text)
+                self._choices[piece.choice_index].text.append(piece.text)
                 if piece.finish_reason is not None:
-                    self._choices[piece.index].end(piece)
+                    self._choices[piece.choice_index].end(piece)
         choices = [
             self._shape.whole_choice(index, "".join(choice.text), choice.finish_reason)
             for index, choice in enumerate(self._choices)
@@ -183,7 +183,7 @@ class ResponseBuilder:
                 if piece.finish_reason is None:
                     yield opening + self._text_event(piece)
                 else:
-                    self._choices[piece.index].end(piece)
+                    self._choices[piece.choice_index].end(piece)
                     num_running -= 1
                     yield opening + self._last_events(piece, is_last=num_running == 0)
                 opening = b""
@@ -198,15 +198,15 @@ class ResponseBuilder:
 
     def _text_event(self, piece: TextPiece) -> bytes:
         """Return the event that adds ``piece.text``: all of it but the text is the same every time."""
-        template = self._text_templates[piece.index]
+        template = self._text_templates[piece.choice_index]
         if template is None:
-            sample = self._chunk_event(self._shape.text_choice(piece.index, _PLACE))
-            template = self._text_templates[piece.index] = TextTemplate.of(sample, _PLACE)
+            sample = self._chunk_event(self._shape.text_choice(piece.choice_index, _PLACE))
+            template = self._text_templates[piece.choice_index] = TextTemplate.of(sample, _PLACE)
         return template.fill(piece.text)
 
     def _last_events(self, piece: TextPiece, is_last: bool) -> bytes:
         events = self._text_event(piece) if piece.text else b""
-        choice = self._shape.finish_choice(piece.index, str(piece.finish_reason))
+        choice = self._shape.finish_choice(piece.choice_index, str(piece.finish_reason))
         carries_stats = is_last and self._wants_stats and not self._wants_usage_chunk
         return events + self._chunk_event(choice, carries_stats)
 

@@ -88,9 +88,7 @@ def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
         "created": int(time.time()),
         "model": MODEL,
         "system_fingerprint": "dflash-0.1.0",
-        "choices": [
-            {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        ],
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
     }
     return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 

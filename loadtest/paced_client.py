@@ -157,7 +157,9 @@ class PacedClient:
 
     async def _read(self, edge: Edge, body: dict[str, Any]) -> ChatStream:
         pieces: list[tuple[float, bytes]] = []
-        async with self._session.post(f"{edge.base_url}/v1/chat/completions", json=body) as response:
+        async with self._session.post(
+            f"{edge.base_url}/v1/chat/completions", json=body
+        ) as response:
             if response.status != 200:
                 raise StreamError(f"status {response.status}: {(await response.text())[:500]}")
             async for piece in response.content.iter_any():

@@ -3,6 +3,8 @@
 NOTE: no ``from __future__ import annotations`` here, as in ``services.app``.
 """
 
+from typing import Any
+
 from pydantic import Field
 from ray import serve
 from ray.serve import Application
@@ -23,16 +25,15 @@ class PacedArgs(AppArgs):
 def build(args: PacedArgs) -> Application:
     """Return the application."""
     spec = make_spec(args)
-    coordinator = serve.deployment(
-        PacedCoordinator,
-        name="Coordinator",
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=args.gateway.max_ongoing_requests,
-    ).bind(spec.target_path, args.step_ms * 1e-3)
-    application: Application = serve.deployment(
-        GatewayDeployment,
-        name="Gateway",
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=args.gateway.max_ongoing_requests,
-    ).bind(args, gateway_settings(args, spec), spec.target_path, coordinator)
+    deployment: Any = serve.deployment  # its type hints only know the decorator
+    options = {
+        "ray_actor_options": {"num_cpus": 0},
+        "max_ongoing_requests": args.gateway.max_ongoing_requests,
+    }
+    coordinator = deployment(PacedCoordinator, name="Coordinator", **options).bind(
+        spec.target_path, args.step_ms * 1e-3
+    )
+    application: Application = deployment(GatewayDeployment, name="Gateway", **options).bind(
+        args, gateway_settings(args, spec), spec.target_path, coordinator
+    )
     return application

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from dflash_wire.codec import decode_chunks, encode_chunks
 from dflash_wire.records import TokenChunk
@@ -133,19 +132,28 @@ class FrameReceiver:
     def __init__(self, link_kind: str) -> None:
         self._link_kind = link_kind
         self._queues: dict[str, ChunkQueue] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
 
     def start(self) -> None:
-        """Bind and read in the background; later calls do nothing."""
-        if self._task is not None:
+        """Bind and read whenever frames come; later calls do nothing."""
+        if self._socket is not None:
             return
-        socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, UNLIMITED)
         self.address = bind_inbound(socket, self._link_kind)
-        self._task = asyncio.get_running_loop().create_task(self._read(socket))
-        self._task.add_done_callback(lambda _: socket.close())
+        self._socket = socket
+        asyncio.get_running_loop().add_reader(socket.getsockopt(zmq.FD), self._read)
+        # The descriptor tells of changes only, and a frame may have come before anybody looked.
+        self._read()
+
+    def close(self) -> None:
+        """Stop reading; call in the loop that called ``start``."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.getsockopt(zmq.FD))
+            self._socket.close()
+            self._socket = None
 
     @contextlib.asynccontextmanager
     async def queue_of(self, request_id: str) -> AsyncIterator[ChunkQueue]:
@@ -157,10 +165,12 @@ class FrameReceiver:
         finally:
             del self._queues[request_id]
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            (frame,) = await socket.recv_multipart()
-            for chunk in decode_chunks(frame):
-                queue = self._queues.get(chunk.request_id)
-                if queue is not None:
-                    queue.put_nowait(chunk)
+    def _read(self) -> None:
+        """Hand out all frames that are here, to the last one: the next change is told only then."""
+        assert self._socket is not None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                for chunk in decode_chunks(self._socket.recv(zmq.NOBLOCK)):
+                    queue = self._queues.get(chunk.request_id)
+                    if queue is not None:
+                        queue.put_nowait(chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -74,12 +75,15 @@ def read(
         engine = ServeEngine(coordinator, "ipc")
         stream = engine.generate(GenerationRequest("r", [5], 9))
         got = []
-        async for chunk in stream:
-            got.append(chunk)
-            if len(got) == max_chunks:
-                break
-        await stream.aclose()
-        assert engine._frames._queues == {}
+        try:
+            async with contextlib.aclosing(stream):
+                async for chunk in stream:
+                    got.append(chunk)
+                    if len(got) == max_chunks:
+                        break
+            assert engine._frames._queues == {}
+        finally:
+            engine._frames.close()
         return got
 
     try:
