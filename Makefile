@@ -25,7 +25,7 @@ serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-serving: $(STAMP_TEST) ## throughput and latency from 1 to 64 streams (ARG
 
 bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 	@$(PY) -m services.bench_overhead $(ARGS)
+
+bench-gateway: $(STAMP_TEST) ## CPU and latency of the gateway alone, beside a bare app (ARGS=--help)
+	@$(PY) -m loadtest.bench_gateway $(ARGS)
 
 bench-step-cost: $(STAMP) ## how step time grows with rows, context and width, as docs/step-cost.svg
 	@$(PY) -m services.bench_step_cost --config $(CONFIG) $(ARGS)

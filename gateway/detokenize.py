@@ -69,6 +69,8 @@ class SequenceText:
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stop_strings)
+        self._is_plain = not stop_strings
+        """Without stop strings and before its end, only a stop token makes a token special."""
         self._stop_token_ids = frozenset(stop_token_ids)
         self.num_tokens = 0
         """Output tokens so far: the one that ended the sequence counts, those after it do not."""
@@ -76,6 +78,9 @@ class SequenceText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text these tokens add; tokens after the end add nothing. Mutates."""
+        if self._is_plain and self._stop_token_ids.isdisjoint(token_ids):
+            self.num_tokens += len(token_ids)
+            return "".join(map(self._detokenizer.push, token_ids))
         pieces: list[str] = []
         for token_id in token_ids:
             if self.finish_reason is not None:
@@ -86,7 +91,7 @@ class SequenceText:
                 break
             pieces.append(self._stops.push(self._detokenizer.push(token_id)))
             if self._stops.has_matched:
-                self.finish_reason = FinishReason.STOP.value
+                self._end(FinishReason.STOP)
         return "".join(pieces)
 
     def finish(self, reason: str) -> str:
@@ -94,5 +99,9 @@ class SequenceText:
         if self.finish_reason is not None:
             return ""
         text = self._stops.push(self._detokenizer.flush())
-        self.finish_reason = FinishReason.STOP.value if self._stops.has_matched else str(reason)
+        self._end(FinishReason.STOP if self._stops.has_matched else reason)
         return text + self._stops.flush()
+
+    def _end(self, reason: str) -> None:
+        self.finish_reason = str(reason)
+        self._is_plain = False

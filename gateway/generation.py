@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dflash_wire.errors import EngineUnavailableError, RequestCancelledError, error_from_wire
 from dflash_wire.records import GenerationStats, TokenChunk
@@ -15,11 +15,10 @@ from gateway.state import GatewayState
 from gateway.validation import SequencePlan
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
     """What one committed chunk adds to one choice."""
 
-    index: int
+    choice_index: int
     text: str
     num_tokens: int
     """Output tokens of the sequence up to here, those without text included."""
@@ -88,12 +87,15 @@ def _advance(
     if chunk.num_cached_tokens:
         stats.num_cached_tokens = chunk.num_cached_tokens
         meter.add_cached(chunk.num_cached_tokens)
-    cycle = None if chunk.cycle is None else chunk.cycle.clipped(num_new_tokens)
-    meter.add_chunk(num_new_tokens, cycle)
+    cycle = chunk.cycle
     if cycle is not None:
+        if num_new_tokens < cycle.num_committed:
+            cycle = cycle.clipped(num_new_tokens)
         stats.add(cycle)
-    last_stats = None if text.finish_reason is None else stats
-    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, last_stats)
+    meter.add_chunk(num_new_tokens, cycle)
+    if text.finish_reason is None:
+        return TextPiece(index, new_text, text.num_tokens)
+    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, stats)
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:
@@ -103,19 +105,12 @@ async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:
         await aclose()
 
 
-async def request_pieces(
+def request_pieces(
     state: GatewayState, plans: Sequence[SequencePlan], metrics: GatewayMetrics, arrived: float
 ) -> TextPieces:
     """Generate all sequences of a request at the same time, pieces in order of arrival."""
     streams = [sequence_pieces(state, plan, metrics, arrived) for plan in plans]
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for piece in only:
-                yield piece
-        return
-    async with aclosing(merge(streams)) as merged:
-        async for piece in merged:
-            yield piece
+    return streams[0] if len(streams) == 1 else merge(streams)
 
 
 async def merge(streams: Sequence[TextPieces]) -> TextPieces:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dflash_wire.records import CycleStats
+from gateway.cycle_totals import CycleTotals
 from gateway.group_metrics import GroupCollector
 
 Clock = Callable[[], float]
@@ -46,30 +47,8 @@ class GatewayMetrics:
             "dflash_cached_prompt_tokens", "Prompt tokens that came out of the prefix cache."
         )
         self._completion_tokens = self._counter("dflash_completion_tokens", "Output tokens.")
-        self._cycles = self._counter("dflash_cycles", "Draft-verify-commit cycles.")
-        self._committed = self._counter(
-            "dflash_committed_tokens", "Tokens committed by cycles, bonus included."
-        )
-        self._draft_tokens = self._counter("dflash_draft_tokens", "Draft tokens verified.")
-        self._accepted_drafts = self._counter(
-            "dflash_accepted_drafts", "Accepted drafts by position in the block.", "position"
-        )
-        self._accepted_at: list[Counter] = []
-        """``_accepted_drafts`` of positions 1, 2, ...: labels are looked up once, not per cycle."""
-        self._prefix_cycles = self._counter(
-            "dflash_prefix_cycles", "Cycles with drafts, by how the prompt began.", "prefix"
-        )
-        self._prefix_tokens = self._counter(
-            "dflash_prefix_cycle_tokens", "Tokens that those cycles committed.", "prefix"
-        )
-        self._by_prefix = {
-            is_hit: (self._prefix_cycles.labels(label), self._prefix_tokens.labels(label))
-            for is_hit, label in ((True, "hit"), (False, "miss"))
-        }
-        self._seconds = {
-            part: self._counter(f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.")
-            for part in ("draft", "verify", "overhead")
-        }
+        self.cycles = CycleTotals()
+        self.registry.register(self.cycles)
         self._time_to_first_token = Histogram(
             "dflash_time_to_first_token_seconds",
             "From the request's arrival to its first committed token.",
@@ -123,23 +102,6 @@ class GatewayMetrics:
         if seconds_per_token is not None:
             self._time_per_output_token.observe(seconds_per_token)
 
-    def observe_cycle(self, cycle: CycleStats, is_hit: bool) -> None:
-        """Record one cycle of a sequence; ``is_hit``: its prompt began with cached tokens."""
-        self._cycles.inc()
-        self._committed.inc(cycle.num_committed)
-        self._draft_tokens.inc(cycle.num_draft_tokens)
-        self._seconds["draft"].inc(cycle.draft_ms / 1000)
-        self._seconds["verify"].inc(cycle.verify_ms / 1000)
-        self._seconds["overhead"].inc(cycle.overhead_ms / 1000)
-        if cycle.num_draft_tokens:
-            cycles, tokens = self._by_prefix[is_hit]
-            cycles.inc()
-            tokens.inc(cycle.num_committed)
-        for position in range(len(self._accepted_at), cycle.num_accepted_drafts):
-            self._accepted_at.append(self._accepted_drafts.labels(str(position + 1)))
-        for counter in self._accepted_at[: cycle.num_accepted_drafts]:
-            counter.inc()
-
 
 class SequenceMeter:
     """Times one sequence. Owner: its generator, which must call ``finish`` exactly once."""
@@ -157,7 +119,7 @@ class SequenceMeter:
         if num_tokens == 0:
             return
         if cycle is not None:
-            self._metrics.observe_cycle(cycle, self._is_hit)
+            self._metrics.cycles.add(cycle, self._is_hit)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)

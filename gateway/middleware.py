@@ -15,6 +15,8 @@ from gateway.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+SEND_BODY = "send_body"
+"""Key of the request's state: the server's channel, for bodies whose head went through all layers."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -36,7 +38,9 @@ class RequestEnvelope:
             await self._app(scope, receive, send)
             return
         request_id = choose_request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state[SEND_BODY] = send
         status: int | None = None
 
         async def send_enveloped(message: Message) -> None:

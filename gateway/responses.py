@@ -10,10 +10,13 @@ from typing import Any, Protocol
 
 from dflash_wire.records import GenerationStats
 from gateway.generation import TextPiece, TextPieces
-from gateway.sse import DONE, event
+from gateway.sse import DONE, TextTemplate, event
 from gateway.validation import SequencePlan
 
 Json = dict[str, Any]
+
+_PLACE = "\0"
+"""Stands for the text in a template."""
 
 
 class ResponseShape(Protocol):
@@ -121,8 +124,7 @@ class _Choice:
     finish_reason: str | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
 
-    def add(self, piece: TextPiece) -> None:
-        self.text.append(piece.text)
+    def end(self, piece: TextPiece) -> None:
         self.num_tokens = piece.num_tokens
         self.finish_reason = piece.finish_reason
         self.stats = piece.stats or self.stats
@@ -153,12 +155,15 @@ class ResponseBuilder:
         self._wants_stats = wants_stats
         self._wants_usage_chunk = wants_usage_chunk
         self._choices = [_Choice() for _ in plans]
+        self._text_templates: list[TextTemplate | None] = [None] * len(plans)
 
     async def whole(self, pieces: TextPieces) -> Json:
         """Return the whole response; mutates, so call once."""
         async with aclosing(pieces):
             async for piece in pieces:
-                self._choices[piece.index].add(piece)
+                self._choices[piece.choice_index].text.append(piece.text)
+                if piece.finish_reason is not None:
+                    self._choices[piece.choice_index].end(piece)
         choices = [
             self._shape.whole_choice(index, "".join(choice.text), choice.finish_reason)
             for index, choice in enumerate(self._choices)
@@ -175,9 +180,12 @@ class ResponseBuilder:
         opening = self._opening()
         async with aclosing(pieces):
             async for piece in pieces:
-                self._choices[piece.index].add(piece)
-                num_running -= piece.finish_reason is not None
-                yield opening + self._piece_events(piece, is_last=num_running == 0)
+                if piece.finish_reason is None:
+                    yield opening + self._text_event(piece)
+                else:
+                    self._choices[piece.choice_index].end(piece)
+                    num_running -= 1
+                    yield opening + self._last_events(piece, is_last=num_running == 0)
                 opening = b""
         if self._wants_usage_chunk:
             yield self._usage_event() + DONE
@@ -188,15 +196,19 @@ class ResponseBuilder:
         choices = (self._shape.opening_choice(index) for index in range(len(self._choices)))
         return b"".join(self._chunk_event(choice) for choice in choices if choice is not None)
 
-    def _piece_events(self, piece: TextPiece, is_last: bool) -> bytes:
-        events = b""
-        if piece.text:
-            events = self._chunk_event(self._shape.text_choice(piece.index, piece.text))
-        if piece.finish_reason is not None:
-            choice = self._shape.finish_choice(piece.index, piece.finish_reason)
-            carries_stats = is_last and self._wants_stats and not self._wants_usage_chunk
-            events += self._chunk_event(choice, carries_stats)
-        return events
+    def _text_event(self, piece: TextPiece) -> bytes:
+        """Return the event that adds ``piece.text``: all of it but the text is the same every time."""
+        template = self._text_templates[piece.choice_index]
+        if template is None:
+            sample = self._chunk_event(self._shape.text_choice(piece.choice_index, _PLACE))
+            template = self._text_templates[piece.choice_index] = TextTemplate.of(sample, _PLACE)
+        return template.fill(piece.text)
+
+    def _last_events(self, piece: TextPiece, is_last: bool) -> bytes:
+        events = self._text_event(piece) if piece.text else b""
+        choice = self._shape.finish_choice(piece.choice_index, str(piece.finish_reason))
+        carries_stats = is_last and self._wants_stats and not self._wants_usage_chunk
+        return events + self._chunk_event(choice, carries_stats)
 
     def _chunk_event(self, choice: Json, carries_stats: bool = False) -> bytes:
         chunk = self._head.object(self._shape.chunk_object, [choice])

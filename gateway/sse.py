@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from json.encoder import encode_basestring
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -15,9 +16,11 @@ from dflash_wire.errors import DFlashError, RequestCancelledError
 from gateway.disconnect import until_disconnect
 from gateway.errors import error_body, internal_error
 from gateway.metrics import GatewayMetrics
+from gateway.middleware import SEND_BODY
 
 logger = logging.getLogger(__name__)
 
+CLOSED = "The client closed the connection."
 DONE = b"data: [DONE]\n\n"
 
 
@@ -25,6 +28,23 @@ def event(data: Mapping[str, Any]) -> bytes:
     """Return one SSE event that carries ``data`` as JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return b"data: " + text.encode() + b"\n\n"
+
+
+class TextTemplate(NamedTuple):
+    """An SSE event of which only one string changes."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, sample: bytes, place: str) -> TextTemplate:
+        """Return the template of ``sample``, an ``event`` with ``place`` where the text goes."""
+        before, _, after = sample.rpartition(encode_basestring(place).encode())
+        return cls(before, after)
+
+    def fill(self, text: str) -> bytes:
+        """Return the event with ``text``."""
+        return self.before + encode_basestring(text).encode() + self.after
 
 
 class EventStreamResponse(Response):
@@ -56,11 +76,12 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; ends quietly when the client has gone."""
         try:
-            await until_disconnect(receive, self._run(send))
+            await until_disconnect(receive, self._run(send, scope["state"][SEND_BODY]))
         except RequestCancelledError:
             logger.debug("request_id=%s client closed the stream", self._request_id)
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, send: Send, send_body: Send) -> None:
+        # The layers in between only want to see the head; every event would pay for each of them.
         is_started = False
         async with aclosing(self._events) as events:
             try:
@@ -68,13 +89,19 @@ class EventStreamResponse(Response):
                     if not is_started:
                         is_started = True
                         await self._send_head(send)
-                    await _send_body(send, data)
+                    try:
+                        await send_body(
+                            {"type": "http.response.body", "body": data, "more_body": True}
+                        )
+                    except OSError as error:
+                        raise RequestCancelledError(CLOSED) from error
             except RequestCancelledError:
                 raise
             except Exception as error:
                 if not is_started:
                     raise
-                await _send_body(send, self._error_event(error))
+                body = self._error_event(error)
+                await _send(send, {"type": "http.response.body", "body": body, "more_body": True})
         await _send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _error_event(self, error: Exception) -> bytes:
@@ -89,13 +116,9 @@ class EventStreamResponse(Response):
         await _send(send, {**head, "headers": self.raw_headers})
 
 
-async def _send_body(send: Send, data: bytes) -> None:
-    await _send(send, {"type": "http.response.body", "body": data, "more_body": True})
-
-
 async def _send(send: Send, message: Message) -> None:
     try:
         await send(message)
     except OSError as error:
         # ASGI's word for a closed connection; an OSError of the engine must not look like it.
-        raise RequestCancelledError("The client closed the connection.") from error
+        raise RequestCancelledError(CLOSED) from error

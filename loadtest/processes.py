@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -33,17 +34,24 @@ class ChildProcess:
     Args:
         command: program and arguments, run in the repository root.
         has_pipes: connect stdin and stdout as text pipes; else stdout goes to the log.
+        environment: its environment; by default ours.
     """
 
     stop_s = 60.0
     """How long each stage of stopping may take."""
 
-    def __init__(self, command: list[str], has_pipes: bool = False) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        has_pipes: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = " ".join(command[1:4])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
+            env=environment,
             stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if has_pipes else self._log,
             stderr=self._log,
@@ -91,12 +99,8 @@ class ChildProcess:
         self._log.close()
 
 
-class Server(ChildProcess):
-    """``serve run CONFIG`` as a child."""
-
-    def __init__(self, config: Path) -> None:
-        serve = Path(sys.executable).with_name("serve")
-        super().__init__([str(serve), "run", str(config)])
+class ReadyChild(ChildProcess):
+    """A child that answers ``/ready`` when it can be used."""
 
     def wait_ready(self, base_url: str, timeout_s: float) -> None:
         """Return when ``/ready`` answers 200.
@@ -114,6 +118,14 @@ class Server(ChildProcess):
         raise self.failure(f"{base_url}/ready did not answer 200 within {timeout_s:.0f} s")
 
 
+class Server(ReadyChild):
+    """``serve run CONFIG`` as a child."""
+
+    def __init__(self, config: Path, environment: Mapping[str, str] | None = None) -> None:
+        serve = Path(sys.executable).with_name("serve")
+        super().__init__([str(serve), "run", str(config)], environment=environment)
+
+
 class Worker(ChildProcess):
     """``python -m MODULE …`` that reads one JSON request per line and writes one reply per line.
 
@@ -129,7 +141,7 @@ class Worker(ChildProcess):
         Raises:
             BenchError: it ended or said something else.
         """
-        reply = self._read()
+        reply = self.read()
         if not reply.get("ready"):
             raise self.failure(f"expected a ready line, got {reply}")
 
@@ -145,9 +157,14 @@ class Worker(ChildProcess):
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self.failure("ended while it was needed") from None
-        return self._read()
+        return self.read()
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """Wait for one reply.
+
+        Raises:
+            BenchError: the worker ended or replied with an error.
+        """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

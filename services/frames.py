@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from dflash_wire.codec import decode_chunks, encode_chunks
 from dflash_wire.records import TokenChunk
@@ -91,6 +90,42 @@ class FrameSender:
             self._drop(address)
 
 
+class ChunkQueue:
+    """What comes for one request, in order. Owner: the gateway's event loop; one reader.
+
+    As ``asyncio.Queue``, but without what one reader and no limit do not need: every chunk of every
+    stream goes through here.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put_nowait(self, item: Any) -> None:
+        """Add an item and wake the reader."""
+        self._items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> Any:
+        """Wait for the next item."""
+        while not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        """Whether nothing waits to be read."""
+        return not self._items
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
 class FrameReceiver:
     """A gateway's end: hands chunks to the requests that wait for them.
 
@@ -100,35 +135,46 @@ class FrameReceiver:
 
     def __init__(self, link_kind: str) -> None:
         self._link_kind = link_kind
-        self._queues: dict[str, asyncio.Queue[Any]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._queues: dict[str, ChunkQueue] = {}
+        self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
 
     def start(self) -> None:
-        """Bind and read in the background; later calls do nothing."""
-        if self._task is not None:
+        """Bind and read whenever frames come; later calls do nothing."""
+        if self._socket is not None:
             return
-        socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, UNLIMITED)
         self.address = bind_inbound(socket, self._link_kind)
-        self._task = asyncio.get_running_loop().create_task(self._read(socket))
-        self._task.add_done_callback(lambda _: socket.close())
+        self._socket = socket
+        asyncio.get_running_loop().add_reader(_descriptor(socket), self._read)
+        # The descriptor tells of changes only, and a frame may have come before anybody looked.
+        self._read()
+
+    def close(self) -> None:
+        """Stop reading; call in the loop that called ``start``."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(_descriptor(self._socket))
+            self._socket.close()
+            self._socket = None
 
     @contextlib.asynccontextmanager
-    async def queue_of(self, request_id: str) -> AsyncIterator[asyncio.Queue[Any]]:
+    async def queue_of(self, request_id: str) -> AsyncIterator[ChunkQueue]:
         """The queue of one request for as long as the context lasts; later chunks are dropped."""
-        queue: asyncio.Queue[Any] = asyncio.Queue()
+        queue = ChunkQueue()
         self._queues[request_id] = queue
         try:
             yield queue
         finally:
             del self._queues[request_id]
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            (frame,) = await socket.recv_multipart()
-            for chunk in decode_chunks(frame):
-                queue = self._queues.get(chunk.request_id)
-                if queue is not None:
-                    queue.put_nowait(chunk)
+    def _read(self) -> None:
+        """Hand out all frames that are here, to the last one: the next change is told only then."""
+        assert self._socket is not None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                for chunk in decode_chunks(self._socket.recv(zmq.NOBLOCK)):
+                    queue = self._queues.get(chunk.request_id)
+                    if queue is not None:
+                        queue.put_nowait(chunk)

@@ -40,18 +40,20 @@ class LocalRing:
     def __init__(self, drafter: DrafterEngine, verifier: VerifierEngine) -> None:
         self.drafter = drafter
         self.verifier = verifier
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[tuple[StepPlan, DraftResult]] = deque()
 
     def send(self, plan: StepPlan) -> None:
-        """Remember the step; the work is done when somebody waits for it."""
-        self._in_flight.append(plan)
+        """Ingest and draft at once, as a drafter does that is ahead of the verifier."""
+        drafts = self.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
+        self._in_flight.append((plan, drafts))
 
     def receive(self, step_id: int) -> StepResult:
-        """Draft if there is anything to draft or ingest, then verify; skip steps that were given up."""
-        while (plan := self._in_flight.popleft()).step_id != step_id:
-            pass
-        drafts = self.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
-        return self.verifier.run(plan, drafts)
+        """Verify in order; results of steps that were given up are dropped."""
+        while True:
+            plan, drafts = self._in_flight.popleft()
+            result = self.verifier.run(plan, drafts)
+            if plan.step_id == step_id:
+                return result
 
 
 def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:

@@ -23,10 +23,12 @@ from dflash_wire.errors import (
     error_from_wire,
 )
 from dflash_wire.records import GenerationRequest, GroupGauges, TokenChunk
-from services.frames import FrameReceiver
+from services.frames import ChunkQueue, FrameReceiver
 
 READY_TIMEOUT_S = 5.0
+LAST_FRAME_TIMEOUT_S = 5.0
 GAUGES_TIMEOUT_S = 2.0
+_LAST_FRAME_IS_LATE = object()
 
 
 class ServeEngine:
@@ -53,10 +55,19 @@ class ServeEngine:
             call = asyncio.ensure_future(_outcome(response))
             # The last frame usually comes before the call returns, so nobody may be left to await it.
             call.add_done_callback(_retrieve)
+            call.add_done_callback(queue.put_nowait)
+            num_tokens = 0
             try:
-                async for chunk in _complete(_until_last(queue, call)):
-                    is_finished = chunk.finish_reason is not None
-                    yield replace(chunk, request_id=request.request_id)
+                while not is_finished:
+                    item = await queue.get()
+                    if not isinstance(item, TokenChunk):
+                        _take_end(item, queue)
+                        continue
+                    _check(item, num_tokens)
+                    num_tokens += len(item.token_ids)
+                    is_finished = item.finish_reason is not None
+                    item.request_id = request.request_id
+                    yield item
             finally:
                 if not is_finished and not call.done():
                     response.cancel()  # type: ignore[no-untyped-call]
@@ -119,34 +130,23 @@ def _retrieve(call: asyncio.Future[None]) -> None:
         call.exception()
 
 
-async def _complete(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[TokenChunk]:
-    """Pass chunks on as long as none is missing: an answer with a hole must not look like a whole one."""
-    num_tokens = 0
-    async for chunk in chunks:
-        if chunk.num_before != num_tokens:
-            raise EngineUnavailableError("some of the answer's tokens were lost; try again")
-        num_tokens += len(chunk.token_ids)
-        yield chunk
+def _check(chunk: TokenChunk, num_tokens: int) -> None:
+    """Raise what a chunk reports, and for a hole: it must not look like a whole answer.
+
+    Args:
+        num_tokens: tokens of the chunks before this one.
+    """
+    if chunk.error is not None:
+        raise error_from_wire(chunk.error)
+    if chunk.num_before != num_tokens:
+        raise EngineUnavailableError("some of the answer's tokens were lost; try again")
 
 
-async def _until_last(
-    queue: asyncio.Queue[TokenChunk | asyncio.Future[None]], call: asyncio.Future[None]
-) -> AsyncIterator[TokenChunk]:
-    """Yield chunks up to the last one; end early with the call's error if it fails."""
-    call.add_done_callback(queue.put_nowait)
-    timeout_s: float | None = None
-    while True:
-        try:
-            item = await asyncio.wait_for(queue.get(), timeout_s)
-        except TimeoutError as error:
-            raise EngineUnavailableError("the engine's last tokens were lost; try again") from error
-        if isinstance(item, asyncio.Future):
-            item.result()  # raises what ended the call
-            # It ended well, so the last frame is on its way; do not wait for it for ever.
-            timeout_s = READY_TIMEOUT_S
-            continue
-        if item.error is not None:
-            raise error_from_wire(item.error)
-        yield item
-        if item.finish_reason is not None:
-            return
+def _take_end(item: Any, queue: ChunkQueue) -> None:
+    """Take in that the call has ended, and some time later that the last chunk still has not come."""
+    if item is _LAST_FRAME_IS_LATE:
+        raise EngineUnavailableError("the engine's last tokens were lost; try again")
+    item.result()  # raises what ended the call
+    # It ended well, so the last frame is on its way; do not wait for it for ever.
+    loop = asyncio.get_running_loop()
+    loop.call_later(LAST_FRAME_TIMEOUT_S, queue.put_nowait, _LAST_FRAME_IS_LATE)

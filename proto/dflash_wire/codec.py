@@ -111,17 +111,6 @@ def decode_result(frame: bytes) -> StepResult:
     return StepResult(*unpack(frame))
 
 
-def _cycle(c: CycleStats) -> tuple[int, int, int, float, float, float]:
-    return (
-        c.num_draft_tokens,
-        c.num_accepted_drafts,
-        c.num_committed,
-        c.draft_ms,
-        c.verify_ms,
-        c.overhead_ms,
-    )
-
-
 def encode_chunks(chunks: list[TokenChunk]) -> bytes:
     """Encode one step's chunks for one gateway."""
     return pack(
@@ -130,7 +119,7 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
                 c.request_id,
                 c.token_ids,
                 c.finish_reason,
-                None if c.cycle is None else _cycle(c.cycle),
+                c.cycle,
                 c.error,
                 c.num_cached_tokens,
                 c.num_before,
@@ -143,8 +132,16 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
     """Decode ``encode_chunks``."""
     return [
-        TokenChunk(rid, ids, reason, None if cycle is None else CycleStats(*cycle), *rest)
-        for rid, ids, reason, cycle, *rest in unpack(frame)
+        TokenChunk(
+            rid,
+            ids,
+            reason,
+            None if cycle is None else CycleStats._make(cycle),
+            error,
+            num_cached,
+            num_before,
+        )
+        for rid, ids, reason, cycle, error, num_cached, num_before in unpack(frame)
     ]
 
 

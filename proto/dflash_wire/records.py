@@ -9,8 +9,9 @@ Units: positions and counts in tokens, times in milliseconds unless the name say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -56,9 +57,11 @@ class GenerationRequest:
     """Smaller goes first; among equals, arrival decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class CycleStats:
-    """One draft, verify and commit of one sequence."""
+class CycleStats(NamedTuple):
+    """One draft, verify and commit of one sequence.
+
+    A tuple, because every chunk has one: it is built four times as fast as a frozen dataclass.
+    """
 
     num_draft_tokens: int
     num_accepted_drafts: int
@@ -76,7 +79,7 @@ class CycleStats:
         if num_committed >= self.num_committed:
             return self
         num_accepted_drafts = min(self.num_accepted_drafts, num_committed)
-        return replace(self, num_committed=num_committed, num_accepted_drafts=num_accepted_drafts)
+        return self._replace(num_committed=num_committed, num_accepted_drafts=num_accepted_drafts)
 
 
 @dataclass(slots=True)

@@ -29,10 +29,7 @@ async def started(kind: str = "ipc") -> AsyncIterator[FrameReceiver]:
     try:
         yield receiver
     finally:
-        assert receiver._task is not None
-        receiver._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await receiver._task
+        receiver.close()
 
 
 @pytest.fixture
@@ -115,9 +112,9 @@ def test_chunks_after_the_end_are_dropped(sender: FrameSender) -> None:
 def test_start_twice_binds_once() -> None:
     async def scenario() -> None:
         async with started() as receiver:
-            address, task = receiver.address, receiver._task
+            address, socket = receiver.address, receiver._socket
             receiver.start()
-            assert (receiver.address, receiver._task) == (address, task)
+            assert (receiver.address, receiver._socket) == (address, socket)
 
     asyncio.run(scenario())
 

@@ -1,36 +1,134 @@
-"""What the gateway makes of a coordinator's chunks."""
+"""What the gateway makes of a coordinator's chunks and of how its call ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
-from dflash_wire.errors import EngineUnavailableError
-from dflash_wire.records import TokenChunk
-from services.serve_engine import _complete
+from dflash_wire.codec import decode_request
+from dflash_wire.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+    error_to_wire,
+)
+from dflash_wire.records import GenerationRequest, TokenChunk
+from services import serve_engine
+from services.frames import FrameSender
+from services.serve_engine import ServeEngine
 
 pytestmark = pytest.mark.unit
 
+TIMEOUT_S = 30
 
-def read(*chunks: TokenChunk) -> list[list[int]]:
-    async def source() -> AsyncIterator[TokenChunk]:
+
+class ScriptedCall:
+    """A handle's response: what it returns or raises is set from outside."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.num_cancels = 0
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.future.__await__()
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+
+
+class ScriptedCoordinator:
+    """A handle whose ``generate`` runs ``play`` with the request and the call."""
+
+    def __init__(self, play: Callable[[GenerationRequest, ScriptedCall], None]) -> None:
+        self._play = play
+        self.calls: list[ScriptedCall] = []
+        self.generate = self
+
+    def remote(self, frame: bytes) -> ScriptedCall:
+        self.calls.append(ScriptedCall())
+        self._play(decode_request(frame), self.calls[-1])
+        return self.calls[-1]
+
+
+def read(
+    chunks: list[TokenChunk], end: object = None, max_chunks: int | None = None
+) -> tuple[list[TokenChunk], int]:
+    """Return what a client gets of ``chunks`` when the call ends with ``end``, and the cancels."""
+    sender = FrameSender(lambda address: None)
+
+    def play(request: GenerationRequest, call: ScriptedCall) -> None:
         for chunk in chunks:
-            yield chunk
+            chunk.request_id = request.request_id
+            sender.publish({request.frame_address: [chunk]})
+        if isinstance(end, Exception):
+            call.future.set_exception(end)
+        elif end is not None:
+            call.future.set_result(end if isinstance(end, dict) else None)
 
-    async def scenario() -> list[list[int]]:
-        return [chunk.token_ids async for chunk in _complete(source())]
+    coordinator = ScriptedCoordinator(play)
 
-    return asyncio.run(scenario())
+    async def scenario() -> list[TokenChunk]:
+        engine = ServeEngine(coordinator, "ipc")
+        stream = engine.generate(GenerationRequest("r", [5], 9))
+        got = []
+        try:
+            async with contextlib.aclosing(stream):
+                async for chunk in stream:
+                    got.append(chunk)
+                    if len(got) == max_chunks:
+                        break
+            assert engine._frames._queues == {}
+        finally:
+            engine._frames.close()
+        return got
+
+    try:
+        got = asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+    finally:
+        sender.close()
+    return got, coordinator.calls[0].num_cancels
 
 
 def test_chunks_that_follow_each_other_pass() -> None:
-    chunks = (TokenChunk("r", [1]), TokenChunk("r", [2, 3], num_before=1))
-    assert read(*chunks, TokenChunk("r", [4], "stop", num_before=3)) == [[1], [2, 3], [4]]
+    chunks = [TokenChunk("", [1]), TokenChunk("", [2, 3], num_before=1)]
+    got, num_cancels = read([*chunks, TokenChunk("", [4], "stop", num_before=3)])
+    assert [chunk.token_ids for chunk in got] == [[1], [2, 3], [4]]
+    assert {chunk.request_id for chunk in got} == {"r"}
+    assert num_cancels == 0
 
 
 @pytest.mark.parametrize("num_before", [0, 2, 4])
 def test_a_hole_is_an_error(num_before: int) -> None:
     with pytest.raises(EngineUnavailableError, match="tokens were lost"):
-        read(TokenChunk("r", [1]), TokenChunk("r", [2, 3], "stop", num_before=num_before))
+        read([TokenChunk("", [1]), TokenChunk("", [2, 3], "stop", num_before=num_before)])
+
+
+def test_an_error_chunk_is_raised() -> None:
+    error = error_to_wire(OverloadedError("full"))
+    with pytest.raises(OverloadedError, match="full"):
+        read([TokenChunk("", [1]), TokenChunk("", [], error=error, num_before=1)])
+
+
+def test_a_refusal_is_raised() -> None:
+    with pytest.raises(InvalidRequestError, match="no"):
+        read([], end=error_to_wire(InvalidRequestError("no", "prompt")))
+
+
+def test_a_reader_that_stops_early_cancels_the_call() -> None:
+    got, num_cancels = read([TokenChunk("", [1]), TokenChunk("", [2], num_before=1)], max_chunks=1)
+    assert (len(got), num_cancels) == (1, 1)
+
+
+def test_a_call_that_ended_well_leaves_time_for_its_last_frame() -> None:
+    got, _ = read([TokenChunk("", [1]), TokenChunk("", [2], "stop", num_before=1)], end=True)
+    assert [chunk.token_ids for chunk in got] == [[1], [2]]
+
+
+def test_a_last_frame_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_engine, "LAST_FRAME_TIMEOUT_S", 0.01)
+    with pytest.raises(EngineUnavailableError, match="last tokens were lost"):
+        read([TokenChunk("", [1])], end=True)
