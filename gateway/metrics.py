@@ -2,7 +2,9 @@
 
 Queries for what is derived, not counted (``[5m]`` as wanted):
     acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
-    acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
+    acceptance rate    sum by (drafter) (rate(dflash_accepted_drafts_total))
+                       / rate(dflash_draft_tokens_total)
+Both are per drafter, the label of these counters; plain decoding is counted under ``none``.
 Cycles are counted when their chunk arrives, those of cancelled sequences too. One in which a stop
 string ends the sequence counts with its tokens up to the one that completed the stop string.
 """
@@ -14,6 +16,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from dflash_wire.drafters import DEFAULT_DRAFTER
 from dflash_wire.records import CycleStats
 
 Clock = Callable[[], float]
@@ -41,20 +44,26 @@ class GatewayMetrics:
             "dflash_cached_prompt_tokens", "Prompt tokens that came out of the prefix cache."
         )
         self._completion_tokens = self._counter("dflash_completion_tokens", "Output tokens.")
-        self._cycles = self._counter("dflash_cycles", "Draft-verify-commit cycles.")
+        self._cycles = self._counter("dflash_cycles", "Draft-verify-commit cycles.", "drafter")
         self._committed = self._counter(
-            "dflash_committed_tokens", "Tokens committed by cycles, bonus included."
+            "dflash_committed_tokens", "Tokens committed by cycles, bonus included.", "drafter"
         )
-        self._draft_tokens = self._counter("dflash_draft_tokens", "Draft tokens verified.")
+        self._draft_tokens = self._counter(
+            "dflash_draft_tokens", "Draft tokens verified.", "drafter"
+        )
         self._accepted_drafts = self._counter(
-            "dflash_accepted_drafts", "Accepted drafts by position in the block.", "position"
+            "dflash_accepted_drafts",
+            "Accepted drafts by position in the block.",
+            "drafter",
+            "position",
         )
-        self._accepted_at: list[Counter] = []
-        """``_accepted_drafts`` of positions 1, 2, ...: labels are looked up once, not per cycle."""
-        self._seconds = {
-            part: self._counter(f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.")
+        self._seconds = [
+            self._counter(
+                f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.", "drafter"
+            )
             for part in ("draft", "verify", "overhead")
-        }
+        ]
+        self._by_drafter: dict[str, _CycleCounters] = {}
         self._time_to_first_token = Histogram(
             "dflash_time_to_first_token_seconds",
             "From the request's arrival to its first committed token.",
@@ -86,11 +95,31 @@ class GatewayMetrics:
         """Count one error that was sent to a client, before or inside a stream."""
         self._errors.labels(code).inc()
 
-    def start_sequence(self, arrived: float, num_prompt_tokens: int) -> SequenceMeter:
-        """Begin measuring one sequence whose request arrived at ``arrived`` on ``clock``."""
+    def start_sequence(
+        self, arrived: float, num_prompt_tokens: int, drafter: str = DEFAULT_DRAFTER
+    ) -> SequenceMeter:
+        """Begin measuring one sequence.
+
+        Args:
+            arrived: when its request arrived, on ``clock``.
+            num_prompt_tokens: length of its prompt.
+            drafter: who drafts for it; ``none`` if nobody does.
+        """
         self.running.inc()
         self._prompt_tokens.inc(num_prompt_tokens)
-        return SequenceMeter(self, arrived)
+        return SequenceMeter(self, arrived, self._cycle_counters(drafter))
+
+    def _cycle_counters(self, drafter: str) -> _CycleCounters:
+        found = self._by_drafter.get(drafter)
+        if found is None:
+            found = self._by_drafter[drafter] = _CycleCounters(
+                self._cycles.labels(drafter),
+                self._committed.labels(drafter),
+                self._draft_tokens.labels(drafter),
+                [seconds.labels(drafter) for seconds in self._seconds],
+                lambda position: self._accepted_drafts.labels(drafter, str(position)),
+            )
+        return found
 
     def observe_cached(self, num_tokens: int) -> None:
         """Record how much of one sequence's prompt was cached."""
@@ -106,16 +135,35 @@ class GatewayMetrics:
         if seconds_per_token is not None:
             self._time_per_output_token.observe(seconds_per_token)
 
-    def observe_cycle(self, cycle: CycleStats) -> None:
+
+class _CycleCounters:
+    """The counters of one drafter's cycles. Labels are looked up once, not per cycle."""
+
+    def __init__(
+        self,
+        cycles: Counter,
+        committed: Counter,
+        draft_tokens: Counter,
+        seconds: list[Counter],
+        accepted_at: Callable[[int], Counter],
+    ) -> None:
+        self._cycles = cycles
+        self._committed = committed
+        self._draft_tokens = draft_tokens
+        self._seconds = seconds
+        self._new_accepted_at = accepted_at
+        self._accepted_at: list[Counter] = []
+
+    def add(self, cycle: CycleStats) -> None:
         """Record one cycle of any sequence."""
         self._cycles.inc()
         self._committed.inc(cycle.num_committed)
         self._draft_tokens.inc(cycle.num_draft_tokens)
-        self._seconds["draft"].inc(cycle.draft_ms / 1000)
-        self._seconds["verify"].inc(cycle.verify_ms / 1000)
-        self._seconds["overhead"].inc(cycle.overhead_ms / 1000)
+        times_ms = (cycle.draft_ms, cycle.verify_ms, cycle.overhead_ms)
+        for counter, time_ms in zip(self._seconds, times_ms, strict=True):
+            counter.inc(time_ms / 1000)
         for position in range(len(self._accepted_at), cycle.num_accepted_drafts):
-            self._accepted_at.append(self._accepted_drafts.labels(str(position + 1)))
+            self._accepted_at.append(self._new_accepted_at(position + 1))
         for counter in self._accepted_at[: cycle.num_accepted_drafts]:
             counter.inc()
 
@@ -123,8 +171,9 @@ class GatewayMetrics:
 class SequenceMeter:
     """Times one sequence. Owner: its generator, which must call ``finish`` exactly once."""
 
-    def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, arrived: float, cycles: _CycleCounters) -> None:
         self._metrics = metrics
+        self._cycles = cycles
         self._arrived = arrived
         self._first_chunk: tuple[float, int] | None = None
         self._last_chunk_at = arrived
@@ -135,7 +184,7 @@ class SequenceMeter:
         if num_tokens == 0:
             return
         if cycle is not None:
-            self._metrics.observe_cycle(cycle)
+            self._cycles.add(cycle)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)

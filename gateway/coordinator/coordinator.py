@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from dflash_wire.drafters import find_drafter
 from dflash_wire.errors import (
     ConfigError,
     DFlashError,
@@ -23,7 +23,7 @@ from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.planner import PlannedStep, Planner
 from gateway.coordinator.policy import parse_policy
 from gateway.coordinator.sequence import Sequence
-from gateway.coordinator.stats import EngineCounters, EngineSnapshot
+from gateway.coordinator.stats import AcceptanceCounters, EngineCounters, EngineSnapshot
 from gateway.coordinator.validation import check_limits, check_request
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class Coordinator:
         if max_waiting < 1:
             raise ConfigError(f"max_waiting is {max_waiting}; it must be at least 1.")
         try:
-            parse_policy(default_policy, limits.max_draft_block_size)
+            for drafter in limits.all_drafters:
+                parse_policy(default_policy, drafter.max_draft_block_size)
         except InvalidRequestError as error:
             raise ConfigError(f"The default policy cannot work: {error}") from error
         self._ring = ring
@@ -80,7 +81,8 @@ class Coordinator:
         self._inbox = Inbox(max_waiting)
         self._planner = Planner(limits, caches_prefixes)
         self._counters = EngineCounters(
-            accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1)
+            accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1),
+            by_drafter=[AcceptanceCounters() for _ in limits.all_drafters],
         )
         self._outbox: list[tuple[Sequence, TokenChunk]] = []
         self._last_cycle_ids: set[int] = set()
@@ -98,11 +100,39 @@ class Coordinator:
             OverloadedError: too many requests wait.
             EngineUnavailableError: the coordinator was closed.
         """
+        self.enqueue(self.prepare(request))
+
+    def prepare(self, request: GenerationRequest) -> Sequence:
+        """Return a checked request's sequence, for this coordinator or another with the same limits.
+
+        Raises:
+            ClientError: as ``submit``.
+        """
         max_length = check_request(request, self._limits)
         policy_text = self._default_policy if request.policy is None else request.policy
-        policy = parse_policy(policy_text, self._limits.max_draft_block_size)
-        sequence = Sequence(request, max_length, policy, self._limits.page_size)
+        drafters = self._limits.all_drafters
+        drafter = find_drafter(drafters, request.drafter)
+        policy = parse_policy(policy_text, drafters[drafter].max_draft_block_size)
+        return Sequence(request, max_length, policy, self._limits.page_size, drafter)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue what ``prepare`` made, once.
+
+        Raises:
+            InvalidRequestError: a request of its id is live.
+            OverloadedError: too many requests wait.
+            EngineUnavailableError: the coordinator was closed.
+        """
         self._inbox.add(sequence, self._planner.num_waiting)
+
+    def num_cached_pages(self, sequence: Sequence) -> int:
+        """How many cached pages a prepared sequence would share if it began now: a hint."""
+        return len(self._planner.cached_pages(sequence))
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return self._inbox.num_live
 
     def cancel(self, request_id: str) -> None:
         """End a request silently; its pages are free before the next plan. Unknown ids are fine.
@@ -120,7 +150,6 @@ class Coordinator:
 
     def snapshot(self) -> EngineSnapshot:
         """Return gauges and totals; between two steps of the driver they are exact."""
-        positions = self._counters.accepted_drafts_by_position.copy()
         return EngineSnapshot(
             num_running=self._planner.num_running,
             num_waiting=self._planner.num_waiting + self._inbox.num_arrived,
@@ -129,7 +158,7 @@ class Coordinator:
             num_pages=self._planner.pages.num_pages,
             num_preemptions=self._planner.num_preemptions,
             is_closed=self._has_shut_down,
-            totals=replace(self._counters, accepted_drafts_by_position=positions),
+            totals=self._counters.copy(),
         )
 
     def check_integrity(self) -> None:
@@ -222,7 +251,7 @@ class Coordinator:
         ):
             try:
                 commit = commit_row(sequence, row, token_ids, feature_offset)
-                self._counters.count_row(row, commit)
+                self._counters.count_row(row, commit, sequence.context)
                 self._planner.keep_prefix(sequence, commit.num_shareable)
                 commits.append((sequence, row, commit))
             except Exception as error:

@@ -54,6 +54,8 @@ class GenerationRequest:
     """Requests with different salts never share a cached prefix."""
     priority: int = 0
     """Smaller goes first; among equals, arrival decides."""
+    drafter: str | None = None
+    """Name of the drafter that drafts for it; None takes the default one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Ingest:
     num_tokens: int
     start_position: int
     page_ids: list[int]
+    drafter: int = 0
+    """Index of the drafter whose context it is."""
 
 
 @dataclass(slots=True)
@@ -163,6 +167,8 @@ class Row:
     is_prefill: bool = False
     samples: bool = True
     sampling: SamplingParams = SamplingParams()
+    drafter: int = 0
+    """Index of the drafter that drafts a verify row wider than 1."""
 
     @property
     def num_positions(self) -> int:
@@ -172,9 +178,9 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step around the ring: coordinator -> drafter -> verifier -> coordinator.
+    """One step around the ring: coordinator -> drafters -> verifier -> coordinator.
 
-    A step that gives the drafter nothing to do leaves it out.
+    It passes through the drafters that have something to do, in ascending order, often one or none.
 
     The verifier writes the features of the packed position ``i`` (rows in order) to FeaturePool row
     ``feature_base + i``.
@@ -195,6 +201,13 @@ class StepPlan:
         """Whether there is anything to ingest or to draft."""
         return bool(self.ingests) or any(row.width > 1 for row in self.rows)
 
+    @property
+    def drafters(self) -> list[int]:
+        """Drafters with anything to ingest or to draft, ascending: the step's way to the verifier."""
+        wanted = {ingest.drafter for ingest in self.ingests}
+        wanted.update(row.drafter for row in self.rows if row.width > 1)
+        return sorted(wanted)
+
 
 @dataclass(slots=True)
 class DraftResult:
@@ -214,6 +227,15 @@ class DraftResult:
     def nothing(cls, plan: StepPlan) -> DraftResult:
         """What stands in for the drafter's answer in a step without it."""
         return cls(plan.step_id, [[] for _ in plan.rows])
+
+    def merged(self, other: DraftResult) -> DraftResult:
+        """Return this result of one drafter and that of the next as one; rows have one drafter."""
+        pairs = zip(self.draft_token_ids, other.draft_token_ids, strict=True)
+        return replace(
+            self,
+            draft_token_ids=[mine or theirs for mine, theirs in pairs],
+            draft_ms=self.draft_ms + other.draft_ms,
+        )
 
 
 @dataclass(slots=True)

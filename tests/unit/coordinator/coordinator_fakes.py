@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from recording_sink import RecordingSink
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import (
     GenerationRequest,
@@ -125,15 +126,15 @@ class Entry(NamedTuple):
 
 
 class FakeRing:
-    """Drafter and verifier in one, checking every invariant of the plans it gets.
+    """Drafters and verifier in one, checking every invariant of the plans it gets.
 
     Coordinators turn exceptions of the ring into failed requests, so broken invariants are also
     kept in ``violations``; tests must look there (``Bench`` does).
     """
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter = always_right) -> None:
+    def __init__(self, limits: EngineLimits, *drafters: Drafter) -> None:
         self.limits = limits
-        self.drafter = drafter
+        self.drafters = drafters or (always_right,)
         self.plans: list[StepPlan] = []
         self.violations: list[str] = []
         self.sabotage: Sabotage | None = None
@@ -147,7 +148,7 @@ class FakeRing:
     def lose_everything(self) -> None:
         """Empty all pools, as a replaced executor would."""
         self._kv: dict[int, Entry] = {}
-        self._context: dict[int, Entry] = {}
+        self._context: list[dict[int, Entry]] = [{} for _ in self.drafters]
         self._features: dict[int, Entry] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -182,7 +183,8 @@ class FakeRing:
         assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
         for row in plan.rows:
-            assert 1 <= row.width <= self.limits.max_draft_block_size, f"width {row.width}"
+            drafter = self.limits.all_drafters[row.drafter]
+            assert 1 <= row.width <= drafter.max_draft_block_size, f"width {row.width}"
             assert len(row.token_ids) >= 1, "an empty row"
             end = row.start_position + row.num_positions
             assert end <= self.limits.max_context, f"row {row.seq_id} leaves the context"
@@ -211,7 +213,8 @@ class FakeRing:
             for i in range(ingest.num_tokens):
                 entry = self._features[ingest.feature_offset + i]
                 assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
-                self._context[self._slot(ingest.page_ids, entry.position)] = entry
+                slot = self._slot(ingest.page_ids, entry.position)
+                self._context[ingest.drafter][slot] = entry
 
     def _slot(self, page_ids: list[int], position: int) -> int:
         page, offset = divmod(position, self.limits.page_size)
@@ -224,7 +227,7 @@ class FakeRing:
         for wanted in Entry.of(history[: row.start_position]):
             slot = self._slot(row.page_ids, wanted.position)
             assert self._kv.get(slot) == wanted, f"KV has {self._kv.get(slot)}, not {wanted}"
-            held = self._context.get(slot)
+            held = self._context[row.drafter].get(slot)
             assert row.width == 1 or held == wanted, f"drafter context has {held}, not {wanted}"
             state = advance(state, self._kv[slot].token_id)
         return state
@@ -239,8 +242,9 @@ class FakeRing:
 
     def _prefill(self, row: Row, offset: int) -> list[int]:
         history = self._histories.setdefault(row.seq_id, [])
-        if row.start_position and not history:
-            history.extend(self._cached_tokens(row))
+        if row.start_position > len(history):
+            # Others have computed this beginning, all of it or what a preempted prefill had left.
+            history.extend(self._cached_tokens(row)[len(history) :])
         end = row.start_position + len(row.token_ids)
         known = history[row.start_position : end]
         assert known == row.token_ids[: len(known)], "a prefill changed committed tokens"
@@ -256,7 +260,7 @@ class FakeRing:
         return [history[-1]]
 
     def _cached_tokens(self, row: Row) -> list[int]:
-        """The tokens in front of a first row that begins behind a cached prefix."""
+        """The tokens in front of a row that begins behind a cached prefix."""
         slots = [self._slot(row.page_ids, position) for position in range(row.start_position)]
         assert all(slot in self._kv for slot in slots), "the cached prefix is not in the KV pool"
         return [self._kv[slot].token_id for slot in slots]
@@ -266,7 +270,7 @@ class FakeRing:
         assert row.start_position == len(history) - 1, "the anchor must be the last committed token"
         assert row.token_ids == history[-1:], "a verify row carries the anchor alone"
         state = advance(self._read_prefix(row), row.token_ids[0])
-        drafts = self.drafter(state, row.width - 1)
+        drafts = self.drafters[row.drafter](state, row.width - 1)
         committed = [next_token(state)]
         for draft in drafts:
             if draft != committed[-1]:
@@ -281,7 +285,7 @@ class FakeRing:
 # ----- everything together ----------------------------------------------------------------------
 
 
-def make_limits(**changes: int) -> EngineLimits:
+def make_limits(drafters: tuple[DrafterLimits, ...] = (), **changes: int) -> EngineLimits:
     values = {
         "num_pages": 256,
         "page_size": 4,
@@ -290,7 +294,7 @@ def make_limits(**changes: int) -> EngineLimits:
         "max_context": 256,
         "max_draft_block_size": 16,
     }
-    return EngineLimits(**(values | changes))
+    return EngineLimits(**(values | changes), drafters=drafters)
 
 
 def make_request(
@@ -303,6 +307,7 @@ def make_request(
     family: int | None = None,
     salt: str = "",
     priority: int = 0,
+    drafter: str | None = None,
 ) -> GenerationRequest:
     """Prompts of one ``family`` begin alike; without one, prompts differ from their first token."""
     first = 3 * seed + num_prompt if family is None else 50 * family
@@ -318,6 +323,7 @@ def make_request(
         frame_address=f"to-{seed % 3}",
         cache_salt=salt,
         priority=priority,
+        drafter=drafter,
     )
 
 
@@ -327,12 +333,14 @@ class Bench:
     def __init__(
         self,
         limits: EngineLimits | None = None,
-        drafter: Drafter = always_right,
+        drafter: Drafter | tuple[Drafter, ...] = always_right,
         policy: str = "static:4",
         **kwargs: object,
     ) -> None:
         self.limits = limits or make_limits()
-        self.ring = FakeRing(self.limits, drafter)
+        drafters = drafter if isinstance(drafter, tuple) else (drafter,)
+        assert len(drafters) == len(self.limits.all_drafters)
+        self.ring = FakeRing(self.limits, *drafters)
         self.sink = RecordingSink()
         self.coordinator = Coordinator(self.ring, self.sink, self.limits, policy, **kwargs)  # type: ignore[arg-type]
         self.requests: dict[str, GenerationRequest] = {}

@@ -15,7 +15,7 @@ from services.config import AppArgs
 from services.engines import engine_limits
 from services.model_paths import resolve_model_path
 from services.settings import gateway_settings
-from services.spec import EngineSpec, make_spec
+from services.spec import DrafterSpec, EngineSpec, make_spec
 
 pytestmark = pytest.mark.unit
 
@@ -55,12 +55,13 @@ def test_spec_carries_every_argument(pair: Path) -> None:
             "max_context": 15,
         },
         verifier={"num_threads": 16},
-        drafter={"num_threads": 17},
+        drafter={"num_threads": 17, "shared_by": 3},
     )
     spec = make_spec(args)
     assert spec == EngineSpec(
         target_path=str(pair / "target"),
-        drafter_path=str(pair / "drafter"),
+        drafters=(DrafterSpec("default", str(pair / "drafter")),),
+        num_lanes=3,
         dtype="bfloat16",
         device="cuda",
         num_pages=11,
@@ -113,7 +114,7 @@ def test_a_small_pool_bounds_the_context(pair: Path) -> None:
     args = make_args(pair, engine={"num_pages": 4, "page_size": 16, "policy": "off"})
     spec = make_spec(args)
     assert gateway_settings(args, spec).max_context == 64
-    assert engine_limits(spec, 4096, 8).max_context == 64
+    assert engine_limits(spec, 4096, [8]).max_context == 64
 
 
 def test_relative_folders_start_at_the_working_directory(
