@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from dflash_wire.ports import EngineLimits
 from drafter.borrowed import load_borrowed_weights
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel, load_draft_model
-from services.spec import EngineSpec
+from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.target import TargetModel
 
@@ -36,17 +35,6 @@ def load_drafter(spec: EngineSpec, index: int = 0) -> DraftModel:
     """Load one of the draft models of ``spec`` on its device."""
     model = load_draft_model(Path(spec.drafters[index].path), torch_dtype(spec), GATHERED)
     return model.to(torch.device(spec.device))
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFacts:
-    """What a verifier must know of a drafter; picklable."""
-
-    config: dict[str, int]
-    """Values that must agree with the target's."""
-    taps: list[int]
-    """Target layers whose outputs it reads, in its own order."""
-    draft_block_size: int
 
 
 def draft_facts(model: DraftModel) -> DraftFacts:

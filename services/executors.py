@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_wire.codec import (
     decode_drafts,
@@ -25,10 +25,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepResult
 from services.config import LinkArgs
 from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
-from services.spec import EngineSpec
-
-if TYPE_CHECKING:
-    from services.engines import DraftFacts
+from services.spec import DraftFacts, EngineSpec
 
 # NOTE: torch is imported inside the actors. Builder and coordinator only need these classes to create
 # them, and importing torch in three processes one after another would double the start-up time.
@@ -306,10 +303,10 @@ class DrafterActor:
         for lane in {lane for lane, plan in steps if plan.ingests}:
             self._features[lane].refresh()
         results = self._engine.run_together(steps)
-        return [_passed_on(*pair) for pair in zip(messages, results, strict=True)]
+        return [passed_on(*pair) for pair in zip(messages, results, strict=True)]
 
 
-def _passed_on(message: Message, drafts: DraftResult) -> Message:
+def passed_on(message: Message, drafts: DraftResult) -> Message:
     """The message as the next stage gets it: this drafter is done."""
     kind, plan, route, *earlier = message
     for frame in earlier:

@@ -17,6 +17,17 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a verifier must know of a drafter; picklable."""
+
+    config: dict[str, int]
+    """Values that must agree with the target's."""
+    taps: list[int]
+    """Target layers whose outputs it reads, in its own order."""
+    draft_block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything an executor needs to build its engine; picklable."""
 
