@@ -142,16 +142,18 @@ def test_one_bad_step_does_not_fail_those_that_share_its_pass(
     drafter.close()
 
 
-def test_errors_leave_out_the_drafters_that_are_left(peers: list[Inbound]) -> None:
+def test_errors_leave_out_the_drafters_that_are_left(
+    peers: list[Inbound], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(message: Message) -> Message:
         raise ValueError("broken")
 
     stage = RingStage(fail, LinkArgs(), 1, lambda message: len(message[2]) - 1)
     stage.connect(*(peer.address for peer in peers))
     before = Outbound(stage.address)
-    logging.getLogger("services.executors").setLevel(logging.CRITICAL)
-    before.send(plan_message(3, 5, 0, 1))
-    kind, _, route = received(peers[0])
+    with caplog.at_level(logging.CRITICAL, "services.executors"):
+        before.send(plan_message(3, 5, 0, 1))
+        kind, _, route = received(peers[0])
     assert (kind, route) == (ERROR, bytes([5]))
     stage.stop()
     before.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError
 from gateway.state import SamplingDefaults
 from services.config import AppArgs
@@ -216,3 +217,30 @@ def test_missing_config(pair: Path, name: str) -> None:
     (pair / name / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"config\.json is missing"):
         gateway_settings(args, spec)
+
+
+def test_every_drafter_has_its_limits(pair: Path) -> None:
+    write(pair / "second", "config.json", {**DRAFT, "block_size": 12})
+    drafters = {"second": str(pair / "second")}
+    settings = settings_of(pair, model={"drafters": drafters, "thinking_drafter": "second"})
+    assert settings.drafters == (DrafterLimits("default", 8), DrafterLimits("second", 12))
+    assert settings.max_draft_block_size == 12
+    assert (settings.thinking_drafter, settings.non_thinking_drafter) == ("second", None)
+    args = make_args(pair, model={"drafters": drafters})
+    limits = engine_limits(make_spec(args), 4096, [8, 12])
+    assert (limits.drafters, limits.max_draft_block_size) == (settings.drafters, 12)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({**DRAFT, "block_size": 4}, r"engine\.policy.*from 2 to 4"),
+        ({**DRAFT, "vocab_size": 999}, "vocab_size is 1000 in the target and vocab_size is 999"),
+    ],
+)
+def test_every_drafter_must_suit_the_target_and_the_policy(
+    pair: Path, second: dict[str, Any], message: str
+) -> None:
+    write(pair / "second", "config.json", second)
+    with pytest.raises(ConfigError, match=message):
+        settings_of(pair, model={"drafters": {"second": str(pair / "second")}})
