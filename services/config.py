@@ -32,7 +32,9 @@ class ModelArgs(Section):
         "models/demo/drafter", description="Local folder or hub id of the drafter, named 'default'."
     )
     drafters: dict[DrafterName, str] = Field(
-        {}, description="More drafters of the target, by the name that requests choose them by."
+        {},
+        max_length=15,
+        description="More drafters of the target, by the name that requests choose them by.",
     )
     thinking_drafter: DrafterName | None = Field(
         None, description="Drafter of chats that switch thinking on and name none."
