@@ -7,6 +7,9 @@ prefix that is valid there is valid here.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,23 +27,38 @@ from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.model import DraftModel
 
+Moved = TypeVar("Moved", Row, Ingest)
+
 
 class DrafterEngine:
     """Drafts blocks with a DFlash draft model.
 
     Owner of the context pool; nobody else writes it. After ``run`` it covers the committed inputs of
-    every sequence in the plan, that is ``[0, anchor_position)``.
+    every sequence in the plan that this drafter drafts for, that is ``[0, anchor_position)``.
+
+    One engine serves one or several *lanes*: coordinators with a verifier each, which know nothing of each
+    other. Lane i has pages ``[i * num_pages, (i + 1) * num_pages)`` of the context pool, which its plans
+    number from 0, and a FeaturePool of its own.
 
     Args:
         model: draft model, its attention set to ``dflash_ops.attention.GATHERED``; its layers give
             their weights up to the engine.
         borrowed: the target's embedding and head.
-        pool: context pool with the draft model's layers.
-        feature_pool: ``[max_step_positions, K*H]``, shared with the verifier; read here only.
+        pool: context pool with the draft model's layers; all lanes' pages.
+        feature_pools: one per lane, ``[max_step_positions, U*H]``, shared with its verifier; read here
+            only. U layers are tapped for all drafters of the target together.
+        index: which rows and ingests are this drafter's.
+        taps: places of this drafter's K layers among the U, in its own order; None: these are all.
     """
 
     def __init__(
-        self, model: DraftModel, borrowed: BorrowedWeights, pool: PagedPool, feature_pool: Tensor
+        self,
+        model: DraftModel,
+        borrowed: BorrowedWeights,
+        pool: PagedPool,
+        feature_pools: Sequence[Tensor],
+        index: int = 0,
+        taps: list[int] | None = None,
     ) -> None:
         self.model = model
         self._context = ContextProjection(model)  # before the layers give their weights up
@@ -50,40 +68,84 @@ class DrafterEngine:
         self._head = product_of(borrowed.head)
         self.borrowed = borrowed
         self.pool = pool
-        self.feature_pool = feature_pool
+        self.feature_pools = list(feature_pools)
+        self.index = index
+        self._taps = None if taps is None else torch.tensor(taps, device=pool.device)
+        self._lane_pages = pool.num_slots // pool.page_size // len(self.feature_pools)
         self.dtype = borrowed.embedding.dtype
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> DraftResult:
         """Ingest the previous step's features, then draft. Mutates the context pool.
 
         Returns:
-            ``width - 1`` draft tokens for every verify row wider than 1, nothing for the others.
+            ``width - 1`` draft tokens for every verify row of this drafter that is wider than 1, nothing
+            for the others.
+        """
+        (result,) = self.run_together([(0, plan)])
+        return result
+
+    @torch.inference_mode()
+    def run_together(self, steps: Sequence[tuple[int, StepPlan]]) -> list[DraftResult]:
+        """Run steps of one or several lanes in one pass. Mutates the context pool.
+
+        Args:
+            steps: lane and plan; no sequence is in two of them.
+
+        Returns:
+            what ``run`` returns, for every step; each reports the time of the whole pass.
         """
         began = time.perf_counter()
-        if plan.ingests:
-            self._ingest(plan.ingests)
-        drafts: list[list[int]] = [[] for _ in plan.rows]
-        wide = [i for i, row in enumerate(plan.rows) if not row.is_prefill and row.width > 1]
-        if wide:
-            for i, token_ids in zip(wide, self._draft([plan.rows[i] for i in wide]), strict=True):
-                drafts[i] = token_ids
+        self._ingest([self._ingests_of(lane, plan) for lane, plan in steps])
+        results = [DraftResult.nothing(plan) for _, plan in steps]
+        rows: list[Row] = []
+        places: list[tuple[DraftResult, int]] = []
+        for (lane, plan), result in zip(steps, results, strict=True):
+            for i, row in enumerate(plan.rows):
+                if row.width > 1 and row.drafter == self.index:
+                    rows.append(self._moved(row, lane))
+                    places.append((result, i))
+        if rows:
+            for (result, i), token_ids in zip(places, self._draft(rows), strict=True):
+                result.draft_token_ids[i] = token_ids
         draft_ms = (time.perf_counter() - began) * 1e3
-        return DraftResult(plan.step_id, drafts, draft_ms, began_s=began)
+        for result in results:
+            result.draft_ms, result.began_s = draft_ms, began
+        return results
 
-    def _ingest(self, ingests: list[Ingest]) -> None:
-        """Project features once and store every layer's keys and values."""
+    def _ingests_of(self, lane: int, plan: StepPlan) -> tuple[int, list[Ingest]]:
+        ingests = [i for i in plan.ingests if i.drafter == self.index]
+        return lane, [self._moved(i, lane) for i in ingests]
+
+    def _moved(self, item: Moved, lane: int) -> Moved:
+        """The same row or ingest with the page ids that the lane's pages have in the pool."""
+        if lane == 0:
+            return item
+        first = lane * self._lane_pages
+        return replace(item, page_ids=[first + page_id for page_id in item.page_ids])
+
+    def _ingest(self, lanes: list[tuple[int, list[Ingest]]]) -> None:
+        """Project all lanes' features at once and store every layer's keys and values."""
         device = self.pool.device
-        rows: list[int] = []
+        features: list[Tensor] = []
         positions: list[int] = []
         slots: list[Tensor] = []
-        for i in ingests:
-            end = i.start_position + i.num_tokens
-            rows += range(i.feature_offset, i.feature_offset + i.num_tokens)
-            positions += range(i.start_position, end)
-            slots.append(self.pool.slots(i.page_ids, i.start_position, end))
-        features = self.feature_pool[torch.tensor(rows, device=device)].to(self.dtype)
-        self.pool.write(torch.cat(slots), self._context(features, self._rotary.at(positions)))
+        for lane, ingests in lanes:
+            rows: list[int] = []
+            for i in ingests:
+                end = i.start_position + i.num_tokens
+                rows += range(i.feature_offset, i.feature_offset + i.num_tokens)
+                positions += range(i.start_position, end)
+                slots.append(self.pool.slots(i.page_ids, i.start_position, end))
+            if rows:
+                features.append(self.feature_pools[lane][torch.tensor(rows, device=device)])
+        if not slots:
+            return
+        together = features[0] if len(features) == 1 else torch.cat(features)  # [T, U*H]
+        if self._taps is not None:
+            per_layer = together.unflatten(1, (-1, self.model.config.hidden_size))
+            together = per_layer[:, self._taps].flatten(1)  # [T, K*H]
+        context = self._context(together.to(self.dtype), self._rotary.at(positions))
+        self.pool.write(torch.cat(slots), context)
 
     def _draft(self, rows: list[Row]) -> list[list[int]]:
         """One bidirectional pass over ``[anchor, MASK x (width - 1)]`` of every row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -79,14 +79,20 @@ class ChatTokenizer:
                 param,
             )
 
-    async def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+    ) -> list[int]:
         """Render the chat template, ready for the assistant's turn, and encode it.
+
+        Args:
+            messages: the conversation.
+            enables_thinking: the template's ``enable_thinking``; None leaves it undefined.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
         num_chars = sum(len(message["content"]) for message in messages)
-        return await _run(num_chars, lambda: self._encode_chat(messages))
+        return await _run(num_chars, lambda: self._encode_chat(messages, enables_thinking))
 
     async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode plain prompts, with the special tokens that the model expects around them."""
@@ -97,15 +103,20 @@ class ChatTokenizer:
         """Return a detokenizer for one sequence."""
         return Detokenizer(self._backend, self._special_ids)
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+    ) -> str:
         """Return the prompt text of ``messages``."""
+        options: dict[str, Any] = {}
+        if enables_thinking is not None:
+            options["enable_thinking"] = enables_thinking
         if not self._tokenizer.chat_template:
             raise InvalidRequestError(
                 "This model has no chat template; use /v1/completions.", "messages"
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages), tokenize=False, add_generation_prompt=True, **options
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
@@ -113,9 +124,12 @@ class ChatTokenizer:
             ) from error
         return str(text)
 
-    def _encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _encode_chat(
+        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+    ) -> list[int]:
         # The template has written the special tokens already.
-        (token_ids,) = self._encode([self.render(messages)], add_special_tokens=False)
+        text = self.render(messages, enables_thinking)
+        (token_ids,) = self._encode([text], add_special_tokens=False)
         return token_ids
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:

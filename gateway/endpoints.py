@@ -48,7 +48,8 @@ def openai_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter
         ignored = check_parameters(body)
         check_body(body, state.settings)
         check_conversation(body.messages, state)
-        prompt = await state.tokenizer.encode_chat([m.for_template() for m in body.messages])
+        messages = [message.for_template() for message in body.messages]
+        prompt = await state.tokenizer.encode_chat(messages, body.enables_thinking)
         answer = _Answer(request, state, metrics, arrived, ChatShape(), ignored)
         return await answer.respond(body, [prompt], "messages")
 

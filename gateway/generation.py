@@ -46,7 +46,7 @@ async def sequence_pieces(
         state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
     )
     stats = GenerationStats()
-    meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids))
+    meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)
     last: TextPiece | None = None
     chunks: AsyncIterator[TokenChunk] | None = None
     try:

@@ -2,7 +2,9 @@
 
 Queries for what is derived, not counted (``[5m]`` as wanted):
     acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
-    acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
+    acceptance rate    sum by (drafter) (rate(dflash_accepted_drafts_total))
+                       / rate(dflash_draft_tokens_total)
+        Both are per drafter, the label of these counters; plain decoding is counted under ``none``.
     acceptance length by how the request began, ``hit`` (some of its prompt was cached) or ``miss``
         tau(p) = rate(dflash_prefix_cycle_tokens_total{prefix=p}) / rate(dflash_prefix_cycles_total{prefix=p})
         Alarm when tau("hit") / tau("miss") stays below 0.8: what cached pages hold for the drafter does not
@@ -18,8 +20,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from dflash_wire.drafters import DEFAULT_DRAFTER
 from dflash_wire.records import CycleStats
-from gateway.cycle_totals import CycleTotals
+from gateway.cycle_totals import CycleTotals, DrafterTotals
 from gateway.group_metrics import GroupCollector
 
 Clock = Callable[[], float]
@@ -48,6 +51,7 @@ class GatewayMetrics:
         )
         self._completion_tokens = self._counter("dflash_completion_tokens", "Output tokens.")
         self.cycles = CycleTotals()
+        self.cycles.of(DEFAULT_DRAFTER)  # so that its counters show from the start
         self.registry.register(self.cycles)
         self._time_to_first_token = Histogram(
             "dflash_time_to_first_token_seconds",
@@ -82,11 +86,19 @@ class GatewayMetrics:
         """Count one error that was sent to a client, before or inside a stream."""
         self._errors.labels(code).inc()
 
-    def start_sequence(self, arrived: float, num_prompt_tokens: int) -> SequenceMeter:
-        """Begin measuring one sequence whose request arrived at ``arrived`` on ``clock``."""
+    def start_sequence(
+        self, arrived: float, num_prompt_tokens: int, drafter: str = DEFAULT_DRAFTER
+    ) -> SequenceMeter:
+        """Begin measuring one sequence.
+
+        Args:
+            arrived: when its request arrived, on ``clock``.
+            num_prompt_tokens: length of its prompt.
+            drafter: who drafts for it; ``none`` if nobody does.
+        """
         self.running.inc()
         self._prompt_tokens.inc(num_prompt_tokens)
-        return SequenceMeter(self, arrived)
+        return SequenceMeter(self, arrived, self.cycles.of(drafter))
 
     def observe_cached(self, num_tokens: int) -> None:
         """Record how much of one sequence's prompt was cached."""
@@ -106,8 +118,9 @@ class GatewayMetrics:
 class SequenceMeter:
     """Times one sequence. Owner: its generator, which must call ``finish`` exactly once."""
 
-    def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, arrived: float, cycles: DrafterTotals) -> None:
         self._metrics = metrics
+        self._cycles = cycles
         self._arrived = arrived
         self._first_chunk: tuple[float, int] | None = None
         self._last_chunk_at = arrived
@@ -119,7 +132,7 @@ class SequenceMeter:
         if num_tokens == 0:
             return
         if cycle is not None:
-            self._metrics.cycles.add(cycle, self._is_hit)
+            self._cycles.add(cycle, self._is_hit)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)

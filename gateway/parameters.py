@@ -78,7 +78,6 @@ _CHAT: dict[str, Neutral] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
     "add_special_tokens": (False,),
@@ -121,6 +120,9 @@ def _places(
     if body.stream_options is not None:
         yield "stream_options.", body.stream_options.extras, _STREAM_OPTIONS
     if isinstance(body, ChatCompletionBody):
+        if body.chat_template_kwargs is not None:
+            options = body.chat_template_kwargs.extras
+            yield "chat_template_kwargs.", options, dict.fromkeys(options, ())
         for index, message in enumerate(body.messages):
             yield f"messages[{index}].", message.extras, _MESSAGE
 

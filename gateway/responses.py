@@ -248,7 +248,8 @@ def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str
     """Return the ``dflash`` object of one sequence."""
     policy = plan.request.policy or default_policy
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
-    return {"policy": policy, "seed": plan.request.sampling.seed, **values}
+    seed = plan.request.sampling.seed
+    return {"policy": policy, "drafter": plan.drafter, "seed": seed, **values}
 
 
 _STATS_FIELDS = (

@@ -146,6 +146,7 @@ class DFlashOptions(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     policy: str | None = Field(None, description="'off' or 'static:<w>', anchor included.")
+    drafter: str | None = Field(None, description="Name of the drafter, where there are several.")
     stats: bool | None = Field(None, description="Report what the request cost.")
 
 
@@ -175,6 +176,11 @@ class GenerationBody(_Body):
         description="Share cached prefixes only with requests that send the same.",
     )
     dflash: DFlashOptions | None = None
+
+    @property
+    def enables_thinking(self) -> bool | None:
+        """Chats can switch thinking on or off; None says that nobody did."""
+        return None
 
     @property
     def wants_stats(self) -> bool:
@@ -208,10 +214,25 @@ class ChatMessage(_Body):
         return message
 
 
+class ChatTemplateOptions(_Body):
+    """What the chat template is given beside the messages."""
+
+    enable_thinking: bool | None = Field(
+        None, description="For templates that know thinking; it may also choose the drafter."
+    )
+
+
 class ChatCompletionBody(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    chat_template_kwargs: ChatTemplateOptions | None = None
+
+    @property
+    def enables_thinking(self) -> bool | None:
+        """Whether thinking is switched on or off; None: the request leaves it to the template."""
+        options = self.chat_template_kwargs
+        return None if options is None else options.enable_thinking
 
 
 class CompletionBody(GenerationBody):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dflash_wire.drafters import DrafterLimits, default_drafter
 from dflash_wire.ports import EnginePort
 from gateway.chat_tokenizer import ChatTokenizer
 
@@ -31,7 +32,7 @@ class GatewaySettings:
     """Prompt and stop token ids must be smaller than this."""
     eos_token_ids: tuple[int, ...]
     max_draft_block_size: int
-    """Widest ``static:<w>`` a request may ask for, anchor included."""
+    """The widest of its drafters' trained block sizes, anchor included."""
     default_policy: str
     """Block policy of requests that name none; only reported, the engine applies it."""
     version: str
@@ -41,6 +42,17 @@ class GatewaySettings:
     max_prompts_per_request: int = 64
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds, reported as the model's creation time."""
+
+    drafters: tuple[DrafterLimits, ...] = ()
+    """In the order of their indices; empty stands for the default drafter alone."""
+    thinking_drafter: str | None = None
+    """Drafter of chats that switch thinking on and name none; None is the default one."""
+    non_thinking_drafter: str | None = None
+
+    @property
+    def all_drafters(self) -> tuple[DrafterLimits, ...]:
+        """``drafters``, never empty."""
+        return self.drafters or default_drafter(self.max_draft_block_size)
 
     @property
     def system_fingerprint(self) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.coordinator.recorder import StepRecord
+from dflash_wire.records import StepRecord
 
 RECORDED_CHUNKS = 8192
 COORDINATOR, DRAFTER, VERIFIER = 1, 2, 3

@@ -6,6 +6,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER, find_drafter
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
 from gateway.errors import ModelNotFoundError
@@ -24,6 +25,8 @@ class SequencePlan:
     """Its place in the response's ``choices``."""
     request: GenerationRequest
     stop_strings: tuple[str, ...]
+    drafter: str = DEFAULT_DRAFTER
+    """Name under which statistics count it: ``none`` if nothing is drafted."""
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -51,8 +54,24 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
     _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    drafters = settings.all_drafters
+    drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
     if body.dflash is not None and body.dflash.policy is not None:
-        check_policy(body.dflash.policy, settings.max_draft_block_size)
+        check_policy(body.dflash.policy, drafter.max_draft_block_size)
+
+
+def drafter_name(body: GenerationBody, settings: GatewaySettings) -> str | None:
+    """Return the drafter that a request names or that its thinking mode has; None is the default one."""
+    if body.dflash is not None and body.dflash.drafter is not None:
+        return body.dflash.drafter
+    if body.enables_thinking is None:
+        return None
+    return settings.thinking_drafter if body.enables_thinking else settings.non_thinking_drafter
+
+
+def drafter_label(policy: str, drafter: str | None) -> str:
+    """Return the name under which statistics count a sequence."""
+    return NO_DRAFTER if policy == "off" else drafter or DEFAULT_DRAFTER
 
 
 def check_policy(policy: str, max_draft_block_size: int) -> None:
@@ -107,6 +126,8 @@ def plan_sequences(
         InvalidRequestError: a prompt has no tokens.
         ContextLengthError: a prompt and its output do not fit the context.
     """
+    policy = body.dflash.policy if body.dflash else None
+    drafter = drafter_name(body, settings)
     return [
         SequencePlan(
             index=index,
@@ -116,11 +137,13 @@ def plan_sequences(
                 max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
                 sampling=sampling_params(body, settings),
                 stop_token_ids=stop_token_ids(body, settings),
-                policy=body.dflash.policy if body.dflash else None,
+                policy=policy,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
+                drafter=drafter,
             ),
             stop_strings=body.stop,
+            drafter=drafter_label(policy or settings.default_policy, drafter),
         )
         for index, token_ids in enumerate(prompt_token_ids)
     ]

@@ -38,9 +38,11 @@ def build(args: AppArgs) -> Application:
     """
     spec = make_spec(args)
     settings = gateway_settings(args, spec)
+    num_lanes, num_drafters = spec.num_lanes, len(spec.drafters)
+    executors = [args.verifier] * num_lanes + [args.drafter] * num_drafters
     bundle = {
-        "CPU": COORDINATOR_CPUS + args.verifier.num_cpus + args.drafter.num_cpus,
-        "GPU": args.verifier.num_gpus + args.drafter.num_gpus,
+        "CPU": COORDINATOR_CPUS + sum(executor.num_cpus for executor in executors),
+        "GPU": sum(executor.num_gpus for executor in executors),
     }
     coordinator = _deployment(
         CoordinatorDeployment,
@@ -48,7 +50,7 @@ def build(args: AppArgs) -> Application:
         num_replicas=args.num_engine_groups,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[{name: n for name, n in bundle.items() if n > 0}],
-        max_ongoing_requests=args.engine.max_rows + args.engine.max_waiting,
+        max_ongoing_requests=num_lanes * (args.engine.max_rows + args.engine.max_waiting),
         max_queued_requests=args.engine.max_waiting,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=10,

@@ -72,7 +72,7 @@ def measure(args: AppArgs, policy: str, num_tokens: int, repeats: int) -> dict[s
     local, limits = build_local_ring(spec)
     group = EngineGroup(args, spec)
     pin_thread(args.link.pin_cpu)
-    rings = {"one process": TimedRing(local), "two actors": TimedRing(group.ring)}
+    rings = {"one process": TimedRing(local), "two actors": TimedRing(group.rings[0])}
     coordinators = {
         name: Coordinator(ring, _Discard(), limits, policy, cohorts=(1,))
         for name, ring in rings.items()

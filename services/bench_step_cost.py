@@ -96,7 +96,7 @@ def make_plan(cell: Cell, page_size: int) -> StepPlan:
 
 def run_step(ring: LocalRing, plan: StepPlan) -> tuple[float, float]:
     """Run one step; return its draft and verify time in ms."""
-    drafts = ring.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
+    drafts = ring.drafters[0].run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
     result = ring.verifier.run(plan, drafts)
     return result.draft_ms, result.verify_ms
 
@@ -122,7 +122,7 @@ def measure(args: AppArgs, cells: Sequence[Cell], repeats: int) -> list[CellCost
     ring, _ = build_local_ring(make_spec(args.model_copy(update={"engine": engine})))
     # Contexts of zeros would do for the time, but attention over equal keys accepts no draft.
     generator = torch.Generator().manual_seed(0)
-    for pool in (ring.verifier.pool.data, ring.drafter.pool.data, ring.verifier.feature_pool):
+    for pool in (ring.verifier.pool.data, ring.drafters[0].pool.data, ring.verifier.feature_pool):
         pool.copy_(torch.randn(pool.shape, generator=generator).to(pool.dtype))
     plans = [make_plan(cell, args.engine.page_size) for cell in cells]
     times: list[list[tuple[float, float]]] = [[] for _ in cells]

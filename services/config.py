@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER
 
 # YAML reads an unquoted off as false.
 Policy = Annotated[str, BeforeValidator(lambda value: "off" if value is False else value)]
+DrafterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -26,10 +29,38 @@ class ModelArgs(Section):
     id: str = Field("dflash-demo", min_length=1, description="Model name that clients send.")
     target: str = Field("models/demo/target", description="Local folder or hub id of the target.")
     drafter: str = Field(
-        "models/demo/drafter", description="Local folder or hub id of the drafter."
+        "models/demo/drafter", description="Local folder or hub id of the drafter, named 'default'."
+    )
+    drafters: dict[DrafterName, str] = Field(
+        {},
+        max_length=15,
+        description="More drafters of the target, by the name that requests choose them by.",
+    )
+    thinking_drafter: DrafterName | None = Field(
+        None, description="Drafter of chats that switch thinking on and name none."
+    )
+    non_thinking_drafter: DrafterName | None = Field(
+        None, description="Drafter of chats that switch thinking off and name none."
     )
     dtype: DType = Field("float32", description="Compute type of target and drafter.")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where both models run.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where all models run.")
+
+    @property
+    def all_drafters(self) -> dict[str, str]:
+        """Name to folder or hub id; the default one is first."""
+        return {DEFAULT_DRAFTER: self.drafter, **self.drafters}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> ModelArgs:
+        for name in (DEFAULT_DRAFTER, NO_DRAFTER):
+            if name in self.drafters:
+                raise ValueError(f"drafters: {name!r} has a meaning of its own; use another name")
+        for field in ("thinking_drafter", "non_thinking_drafter"):
+            name = getattr(self, field)
+            if name is not None and name not in self.all_drafters:
+                known = ", ".join(self.all_drafters)
+                raise ValueError(f"{field}: there is no drafter {name!r}, only {known}")
+        return self
 
 
 class EngineArgs(Section):
@@ -60,6 +91,17 @@ class ExecutorArgs(Section):
     num_cpus: float = Field(0.5, ge=0, description="Ray CPUs reserved for the actor.")
     num_gpus: float = Field(0.0, ge=0, description="Ray GPUs; fractions share one card.")
     num_threads: int = Field(1, ge=1, description="Torch threads when running on CPU.")
+
+
+class DrafterArgs(ExecutorArgs):
+    """Resources of each drafter actor, and whom it works for."""
+
+    shared_by: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Verifiers that share one drafter, each with pools, queue and step loop of its own.",
+    )
 
 
 class FeatureArgs(Section):
@@ -98,6 +140,12 @@ class LinkArgs(Section):
         120.0, gt=0, description="A step that takes longer means a lost executor."
     )
 
+    def for_lane(self, lane: int) -> LinkArgs:
+        """The link of one of several verifiers: each has a CPU of its own while there are any."""
+        if self.pin_cpu is None or lane == 0:
+            return self
+        return self.model_copy(update={"pin_cpu": self.pin_cpu + lane})
+
 
 class GatewayArgs(Section):
     """The HTTP edge."""
@@ -113,10 +161,10 @@ class AppArgs(Section):
     model: ModelArgs = ModelArgs()
     engine: EngineArgs = EngineArgs()
     verifier: ExecutorArgs = ExecutorArgs()
-    drafter: ExecutorArgs = ExecutorArgs()
+    drafter: DrafterArgs = DrafterArgs()
     features: FeatureArgs = FeatureArgs()
     link: LinkArgs = LinkArgs()
     gateway: GatewayArgs = GatewayArgs()
     num_engine_groups: int = Field(
-        1, ge=1, description="Coordinator replicas, each with its own verifier and drafter."
+        1, ge=1, description="Coordinator replicas, each with verifiers and drafters of its own."
     )

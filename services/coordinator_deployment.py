@@ -6,15 +6,20 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ray import serve
 
 from dflash_wire.codec import decode_request
 from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
+from dflash_wire.ports import EngineLimits, StepRing
 from dflash_wire.records import GenerationRequest, TokenChunk
 from gateway.coordinator.coordinator import Coordinator
-from services.config import AppArgs
+from gateway.coordinator.lanes import choose_lane
+from gateway.coordinator.sequence import Sequence
+from gateway.coordinator.stats import AcceptanceCounters, EngineSnapshot
+from services.config import AppArgs, EngineArgs
 from services.engine_group import EngineGroup
 from services.frames import FrameSender
 from services.links import pin_thread
@@ -80,35 +85,85 @@ class CompletionSink:
             self._wake(request_id)
 
 
-class CoordinatorDeployment:
-    """Serve replica that hosts a ``Coordinator`` and owns its engine group.
+def allowed_cohorts(engine: EngineArgs, limits: EngineLimits) -> tuple[int, ...]:
+    """How many steps may be in flight.
 
-    The step loop runs in a thread of its own, so neither HTTP nor Serve's control traffic sits on
-    the token path. ``generate`` stays open until its request ends: Serve's router, queue limits and
-    cancellation work as for any deployment.
+    One where requests choose among several drafters: steps take different ways then, and a step that
+    overtakes another would be verified before it.
+    """
+    if len(limits.all_drafters) > 1:
+        return (1,)
+    return (1, 2) if engine.cohorts == "auto" else (engine.cohorts,)
+
+
+class Lane:
+    """One verifier's coordinator, its step loop's thread and its sink.
+
+    Owner: the deployment. The step loop runs in a thread of its own, so neither HTTP nor Serve's control
+    traffic sits on the token path.
     """
 
-    def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
-        self._group = EngineGroup(args, spec)
-        self._sink = CompletionSink()
-        self._coordinator = Coordinator(
-            self._group.ring,
-            self._sink,
-            self._group.limits,
-            args.engine.policy,
-            max_waiting=args.engine.max_waiting,
-            caches_prefixes=args.engine.prefix_cache,
-            cohorts=(1, 2) if args.engine.cohorts == "auto" else (args.engine.cohorts,),
+    def __init__(self, ring: StepRing, limits: EngineLimits, engine: EngineArgs) -> None:
+        self.sink = CompletionSink()
+        self.coordinator = Coordinator(
+            ring,
+            self.sink,
+            limits,
+            engine.policy,
+            max_waiting=engine.max_waiting,
+            caches_prefixes=engine.prefix_cache,
+            cohorts=allowed_cohorts(engine, limits),
         )
-        self._sink.cancel = self._coordinator.cancel
+        self.sink.cancel = self.coordinator.cancel
+        self._thread: threading.Thread | None = None
+
+    def start(self, pin_cpu: int | None) -> None:
+        """Start the step loop."""
         self._thread = threading.Thread(
-            target=self._run, args=(args.link.pin_cpu,), name="coordinator", daemon=True
+            target=self._run, args=(pin_cpu,), name="coordinator", daemon=True
         )
         self._thread.start()
 
     def _run(self, pin_cpu: int | None) -> None:
         pin_thread(pin_cpu)
-        self._coordinator.run_forever()
+        self.coordinator.run_forever()
+
+    def is_alive(self) -> bool:
+        """Whether the step loop runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    async def run(self, sequence: Sequence) -> None:
+        """Run one prepared sequence to its end; cancelling this ends it."""
+        request = sequence.request
+        ended = self.sink.register(request)
+        try:
+            self.coordinator.enqueue(sequence)
+            await ended.wait()
+        except asyncio.CancelledError:
+            self.coordinator.cancel(request.request_id)
+            raise
+        finally:
+            self.sink.forget(request.request_id)
+
+    def stop(self) -> None:
+        """End live requests and the step loop."""
+        self.coordinator.close()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+
+class CoordinatorDeployment:
+    """Serve replica that hosts the coordinators of an engine group, one per verifier.
+
+    ``generate`` stays open until its request ends: Serve's router, queue limits and cancellation work as
+    for any deployment.
+    """
+
+    def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        self._group = EngineGroup(args, spec)
+        self._lanes = [Lane(ring, self._group.limits, args.engine) for ring in self._group.rings]
+        for index, lane in enumerate(self._lanes):
+            lane.start(args.link.for_lane(index).pin_cpu)
 
     async def generate(self, frame: bytes) -> dict[str, str | None] | None:
         """Run one request to its end; its tokens travel as frames.
@@ -119,19 +174,20 @@ class CoordinatorDeployment:
         Returns:
             None when the last chunk went out, else the wire form of why it was refused.
         """
-        request = decode_request(frame)
-        ended = self._sink.register(request)
         try:
-            self._coordinator.submit(request)
-            await ended.wait()
+            sequence = self._lanes[0].coordinator.prepare(decode_request(frame))
+            await self._lane_for(sequence).run(sequence)
         except DFlashError as error:
             return error_to_wire(error)
-        except asyncio.CancelledError:
-            self._coordinator.cancel(request.request_id)
-            raise
-        finally:
-            self._sink.forget(request.request_id)
         return None
+
+    def _lane_for(self, sequence: Sequence) -> Lane:
+        if len(self._lanes) == 1:
+            return self._lanes[0]
+        coordinators = [lane.coordinator for lane in self._lanes]
+        num_live = [coordinator.num_live for coordinator in coordinators]
+        num_cached = [coordinator.num_cached_pages(sequence) for coordinator in coordinators]
+        return self._lanes[choose_lane(num_live, num_cached)]
 
     async def check_ready(self) -> dict[str, str | None] | None:
         """None when the group can serve, else the wire form of why not."""
@@ -142,32 +198,44 @@ class CoordinatorDeployment:
         return None
 
     async def snapshot(self) -> dict[str, Any]:
-        """Gauges for metrics, tests and operators: rows, queue, pages, failures."""
-        now = self._coordinator.snapshot()
-        return {
-            "group": serve.get_replica_context().replica_id.unique_id,
-            "num_running": now.num_running,
-            "num_waiting": now.num_waiting,
-            "num_free_pages": now.num_free_pages,
-            "num_idle_pages": now.num_idle_pages,
-            "num_pages": now.num_pages,
-            "num_preemptions": now.num_preemptions,
-            "num_steps": now.totals.num_steps,
-            "num_failed_steps": now.totals.num_failed_steps,
+        """Gauges and totals for tests and operators: sums over the lanes, and per lane and drafter."""
+        lanes = [lane.coordinator.snapshot() for lane in self._lanes]
+        gauges = [_gauges(now) for now in lanes]
+        sums: dict[str, Any] = {name: sum(one[name] for one in gauges) for name in gauges[0]}
+        names = [drafter.name for drafter in self._group.limits.all_drafters]
+        drafters = {
+            name: {
+                field.name: sum(getattr(now.totals.by_drafter[index], field.name) for now in lanes)
+                for field in fields(AcceptanceCounters)
+            }
+            for index, name in enumerate(names)
         }
+        group = serve.get_replica_context().replica_id.unique_id
+        return {"group": group, **sums, "lanes": gauges, "drafters": drafters}
 
     async def check_health(self) -> None:
-        """Serve replaces the replica, and with it both actors, when this raises."""
+        """Serve replaces the replica, and with it all actors, when this raises."""
         await self._group.check()
-        if not self._thread.is_alive():
-            raise EngineUnavailableError("the coordinator's step loop has ended")
+        if not all(lane.is_alive() for lane in self._lanes):
+            raise EngineUnavailableError("a coordinator's step loop has ended")
 
     def __del__(self) -> None:
         """Called by Serve on shutdown: end live requests, then the actors."""
-        coordinator = getattr(self, "_coordinator", None)
-        if coordinator is not None:
-            coordinator.close()
-            self._thread.join(timeout=10)
+        for lane in getattr(self, "_lanes", []):
+            lane.stop()
         group = getattr(self, "_group", None)
         if group is not None:
             group.close()
+
+
+def _gauges(now: EngineSnapshot) -> dict[str, int]:
+    return {
+        "num_running": now.num_running,
+        "num_waiting": now.num_waiting,
+        "num_free_pages": now.num_free_pages,
+        "num_idle_pages": now.num_idle_pages,
+        "num_pages": now.num_pages,
+        "num_preemptions": now.num_preemptions,
+        "num_steps": now.totals.num_steps,
+        "num_failed_steps": now.totals.num_failed_steps,
+    }

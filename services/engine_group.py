@@ -1,10 +1,11 @@
-"""One engine group: the pair of actors, their pairing, and the coordinator's way around the ring."""
+"""One engine group: its actors, their pairing, and the coordinators' ways around the ring."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ray
@@ -31,10 +32,11 @@ class ZmqRing:
     when a step times out.
     """
 
-    def __init__(self, link: LinkArgs) -> None:
+    def __init__(self, link: LinkArgs, lane: int = 0) -> None:
         pin_sockets(link.pin_cpu)
         self._inbound = Inbound(link.kind, link.spin_ms)
-        self._drafter: Outbound | None = None
+        self._lane = lane
+        self._drafters: list[Outbound] = []
         self._verifier: Outbound | None = None
         self._step_timeout_s = link.step_timeout_s
         self._lost_reason: str | None = None
@@ -46,9 +48,9 @@ class ZmqRing:
         """Where the verifier sends results."""
         return self._inbound.address
 
-    def connect(self, drafter_address: str, verifier_address: str) -> None:
-        """Set the stages: steps start at the drafter, or at the verifier when it has nothing to do."""
-        self._drafter = Outbound(drafter_address)
+    def connect(self, drafter_addresses: Sequence[str], verifier_address: str) -> None:
+        """Set the stages: steps start at their first drafter, or at the verifier when they have none."""
+        self._drafters = [Outbound(address) for address in drafter_addresses]
         self._verifier = Outbound(verifier_address)
 
     def mark_lost(self, reason: str) -> None:
@@ -56,18 +58,22 @@ class ZmqRing:
         self._lost_reason = reason
 
     def send(self, plan: StepPlan) -> None:
-        """Send a step to the drafter, or straight to the verifier.
+        """Send a step to its first drafter, or straight to the verifier.
 
-        Straight only if no step is with the drafter that has to be verified first.
+        Straight only if no step is with a drafter that has to be verified first.
         """
         if self._lost_reason is not None:
             raise EngineUnavailableError(self._lost_reason)
-        assert self._drafter is not None and self._verifier is not None
-        if plan.needs_drafter or self._last_drafted_id > self._last_landed_id:
-            self._drafter.send([PLAN, encode_plan(plan)])
+        assert self._verifier is not None
+        drafters = plan.drafters
+        if not drafters and self._last_drafted_id > self._last_landed_id:
+            drafters = [0]
+        message = [PLAN, encode_plan(plan), bytes([self._lane, *drafters])]
+        if drafters:
+            self._drafters[drafters[0]].send(message)
             self._last_drafted_id = plan.step_id
         else:
-            self._verifier.send([PLAN, encode_plan(plan), encode_drafts(DraftResult.nothing(plan))])
+            self._verifier.send([*message, encode_drafts(DraftResult.nothing(plan))])
 
     def receive(self, step_id: int) -> StepResult:
         """Wait for the result of a step."""
@@ -89,7 +95,7 @@ class ZmqRing:
     def close(self) -> None:
         """Close all sockets."""
         self._inbound.close()
-        for outbound in (self._drafter, self._verifier):
+        for outbound in (*self._drafters, self._verifier):
             if outbound is not None:
                 outbound.close()
 
@@ -109,50 +115,67 @@ def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
     )
 
 
+def _get(references: list[Any]) -> list[Any]:
+    """Wait for calls of the start-up."""
+    results: list[Any] = ray.get(references, timeout=START_TIMEOUT_S)
+    return results
+
+
 class EngineGroup:
-    """Verifier and drafter actors of one coordinator replica.
+    """The actors of one coordinator replica: drafters, and the verifiers that share them.
 
     Owner: the coordinator deployment. The actors are children of the creating process, so they end
-    with it. Construction loads both models in parallel and pairs them.
+    with it. Construction loads all models in parallel and pairs them. ``rings`` has one entry per
+    *lane*, that is per verifier.
 
     Raises:
-        ConfigError: the pair cannot work; surfaces from the actors as Ray's task error.
+        ConfigError: models that cannot work together; surfaces from the actors as Ray's task error.
     """
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
-        link = args.link
-        self.ring = ZmqRing(link)
-        self._verifier = _create(VerifierActor, args.verifier, spec, link, args.features.transport)
-        self._drafter = _create(DrafterActor, args.drafter, spec, link, args.features.mode)
+        links = [args.link.for_lane(lane) for lane in range(spec.num_lanes)]
+        self.rings = [ZmqRing(link, lane) for lane, link in enumerate(links)]
+        transport, mode = args.features.transport, args.features.mode
+        self._verifiers = [
+            _create(VerifierActor, args.verifier, spec, link, transport) for link in links
+        ]
+        self._drafters = [
+            _create(DrafterActor, args.drafter, spec, args.link, mode, index)
+            for index in range(len(spec.drafters))
+        ]
         self.limits = self._pair()
 
     def _pair(self) -> EngineLimits:
-        facts, taps, draft_block_size = ray.get(
-            self._drafter.describe.remote(), timeout=START_TIMEOUT_S
+        facts = _get([drafter.describe.remote() for drafter in self._drafters])
+        paired = _get([verifier.pair.remote(facts) for verifier in self._verifiers])
+        references = [reference for (reference,), _, _ in paired]
+        verifier_addresses = [address for _, address, _ in paired]
+        limits: EngineLimits = paired[0][2]
+        drafter_addresses = _get(
+            [drafter.attach.remote(references, facts) for drafter in self._drafters]
         )
-        references, verifier_address, limits = ray.get(
-            self._verifier.pair.remote(facts, taps, draft_block_size), timeout=START_TIMEOUT_S
-        )
-        drafter_address = ray.get(self._drafter.attach.remote(references), timeout=START_TIMEOUT_S)
-        ray.get(
+        _get(
             [
-                self._verifier.connect.remote(self.ring.address),
-                self._drafter.connect.remote(verifier_address),
-            ],
-            timeout=START_TIMEOUT_S,
+                verifier.connect.remote(ring.address)
+                for verifier, ring in zip(self._verifiers, self.rings, strict=True)
+            ]
+            + [
+                drafter.connect.remote(verifier_addresses, drafter_addresses)
+                for drafter in self._drafters
+            ]
         )
-        self.ring.connect(drafter_address, verifier_address)
-        logger.info("engine group ready: %s", limits)
-        paired: EngineLimits = limits
-        return paired
+        for ring, verifier_address in zip(self.rings, verifier_addresses, strict=True):
+            ring.connect(drafter_addresses, verifier_address)
+        logger.info("engine group ready, %d lanes: %s", len(self.rings), limits)
+        return limits
 
     async def check(self) -> None:
-        """Ask both actors whether they can take steps.
+        """Ask all actors whether they can take steps.
 
         Raises:
-            EngineUnavailableError: one is gone or its step thread has ended; the ring is marked lost.
+            EngineUnavailableError: one is gone or its step thread has ended; the rings are marked lost.
         """
-        for name, actor in (("verifier", self._verifier), ("drafter", self._drafter)):
+        for name, actor in self._actors():
             try:
                 is_alive = await asyncio.wait_for(actor.ping.remote(), PING_TIMEOUT_S)
             except (ray.exceptions.RayError, TimeoutError) as error:
@@ -162,12 +185,18 @@ class EngineGroup:
             if not is_alive:
                 self._lose(f"the {name} actor's step thread has ended; it is being replaced")
 
+    def _actors(self) -> list[tuple[str, Any]]:
+        verifiers = [("verifier", actor) for actor in self._verifiers]
+        return verifiers + [("drafter", actor) for actor in self._drafters]
+
     def _lose(self, reason: str) -> NoReturn:
-        self.ring.mark_lost(reason)
+        for ring in self.rings:
+            ring.mark_lost(reason)
         raise EngineUnavailableError(reason)
 
     def close(self) -> None:
-        """End both actors and close the ring; the coordinator's thread has stopped by then."""
-        for actor in (self._verifier, self._drafter):
+        """End all actors and close the rings; the coordinators' threads have stopped by then."""
+        for _, actor in self._actors():
             ray.kill(actor)
-        self.ring.close()
+        for ring in self.rings:
+            ring.close()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from dflash_ops.attention import GATHERED
 from dflash_ops.paging import PagedPool
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError
 from dflash_wire.ports import EngineLimits
 from drafter.borrowed import load_borrowed_weights
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel, load_draft_model
-from services.spec import EngineSpec
+from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.target import TargetModel
 
@@ -29,10 +31,34 @@ def load_target(spec: EngineSpec) -> TargetModel:
     return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device))
 
 
-def load_drafter(spec: EngineSpec) -> DraftModel:
-    """Load the draft model of ``spec`` on its device."""
-    model = load_draft_model(Path(spec.drafter_path), torch_dtype(spec), GATHERED)
+def load_drafter(spec: EngineSpec, index: int = 0) -> DraftModel:
+    """Load one of the draft models of ``spec`` on its device."""
+    model = load_draft_model(Path(spec.drafters[index].path), torch_dtype(spec), GATHERED)
     return model.to(torch.device(spec.device))
+
+
+def draft_facts(model: DraftModel) -> DraftFacts:
+    """Describe a loaded draft model."""
+    config = model.config
+    values = {
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_target_layers": config.num_target_layers,
+    }
+    return DraftFacts(values, model.target_layer_ids, model.draft_block_size)
+
+
+def union_taps(all_taps: Sequence[list[int]]) -> list[int]:
+    """The layers that any drafter taps, each once: what a row of the FeaturePool holds.
+
+    The first drafter's come first and in its order, so an only drafter reads rows as they are.
+    """
+    return list(dict.fromkeys(layer for taps in all_taps for layer in taps))
+
+
+def taps_within(union: list[int], taps: list[int]) -> list[int] | None:
+    """Places of a drafter's layers in the union; None when they are the union."""
+    return None if taps == union else [union.index(layer) for layer in taps]
 
 
 def check_pair(target: TargetModel, draft_config: dict[str, int], taps: list[int]) -> None:
@@ -58,25 +84,19 @@ def check_pair(target: TargetModel, draft_config: dict[str, int], taps: list[int
         )
 
 
-def draft_facts(model: DraftModel) -> dict[str, int]:
-    """The config values that must agree with the target's."""
-    config = model.config
-    return {
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "num_target_layers": config.num_target_layers,
-    }
-
-
-def engine_limits(spec: EngineSpec, max_positions: int, draft_block_size: int) -> EngineLimits:
-    """What the coordinator may plan with."""
+def engine_limits(
+    spec: EngineSpec, max_positions: int, draft_block_sizes: Sequence[int]
+) -> EngineLimits:
+    """What a coordinator may plan with; one draft block size per drafter."""
+    pairs = zip(spec.drafters, draft_block_sizes, strict=True)
     return EngineLimits(
         num_pages=spec.num_pages,
         page_size=spec.page_size,
         max_step_positions=spec.max_step_positions,
         max_rows=spec.max_rows,
         max_context=spec.longest_sequence(max_positions),
-        max_draft_block_size=draft_block_size,
+        max_draft_block_size=max(draft_block_sizes),
+        drafters=tuple(DrafterLimits(drafter.name, size) for drafter, size in pairs),
     )
 
 
@@ -96,13 +116,19 @@ def build_verifier(
     return VerifierEngine(target, pool, feature_pool, taps)
 
 
-def build_drafter(spec: EngineSpec, model: DraftModel, feature_pool: torch.Tensor) -> DrafterEngine:
-    """Put a loaded draft model behind its context pool."""
+def build_drafter(
+    spec: EngineSpec,
+    model: DraftModel,
+    feature_pools: Sequence[torch.Tensor],
+    index: int = 0,
+    taps: list[int] | None = None,
+) -> DrafterEngine:
+    """Put a loaded draft model behind its context pool, which holds the pages of all lanes."""
     config = model.config
     dtype, device = torch_dtype(spec), torch.device(spec.device)
     pool = PagedPool(
         config.num_hidden_layers,
-        spec.num_pages,
+        spec.num_pages * len(feature_pools),
         spec.page_size,
         int(config.num_key_value_heads or config.num_attention_heads),
         config.head_dim,
@@ -110,4 +136,4 @@ def build_drafter(spec: EngineSpec, model: DraftModel, feature_pool: torch.Tenso
         device,
     )
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
-    return DrafterEngine(model, borrowed, pool, feature_pool)
+    return DrafterEngine(model, borrowed, pool, feature_pools, index, taps)

@@ -1,8 +1,10 @@
 """VerifierActor and DrafterActor: each runs its engine in one thread, fed by the ring.
 
 Life cycle goes over Ray (load, pair, start, ping); steps go over the ring of ``links``. A message on
-the ring is ``[kind, plan, drafts]``: kind PLAN on the way out, ERROR with an encoded ``StepResult``
-when a stage failed, which later stages pass on untouched.
+the ring is ``[kind, plan, route, drafts]``: kind PLAN on the way out, ERROR with an encoded
+``StepResult`` in the plan's place when a stage failed, which later stages pass on untouched. The route
+is one byte for the lane and one for every drafter that the step has still to visit, this one included;
+drafts are there once a drafter, or the coordinator in its place, has put them in.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from dflash_wire.codec import (
 )
 from dflash_wire.errors import error_to_wire
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import StepResult
+from dflash_wire.records import DraftResult, StepResult
 from services.config import LinkArgs
 from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
-from services.spec import EngineSpec
+from services.spec import DraftFacts, EngineSpec
 
 # NOTE: torch is imported inside the actors. Builder and coordinator only need these classes to create
 # them, and importing torch in three processes one after another would double the start-up time.
@@ -31,21 +33,50 @@ from services.spec import EngineSpec
 logger = logging.getLogger(__name__)
 
 PLAN, ERROR = b"P", b"E"
-Handler = Callable[[list[bytes]], list[bytes] | None]
+STEPS_PER_LANE = 2
+"""Most steps of one lane that wait for a drafter and are worth one pass together."""
+
+Message = list[bytes]
+Handler = Callable[[Message], Message | None]
+
+
+def first_peer(message: Message) -> int:
+    """The way of a stage with one peer."""
+    return 0
 
 
 class RingStage:
     """One stage of the ring: receive, handle, pass on, in a thread of its own.
 
-    Owner of both sockets. A handler that returns None ends the step's way. A handler's exception
+    Owner of its sockets. A handler that returns None ends the step's way. A handler's exception
     becomes an ERROR message for that step; it never ends the loop.
+
+    Args:
+        handler: answers one message.
+        link: how to listen.
+        num_threads: torch threads.
+        peer_of: the peer that an answer goes to, as its place among the addresses of ``connect``.
+        together: answers messages that wait at the same time, in order; for a stage that does several
+            faster than one by one.
+        most_together: most messages that it is given.
     """
 
-    def __init__(self, handler: Handler, link: LinkArgs, num_threads: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        link: LinkArgs,
+        num_threads: int,
+        peer_of: Callable[[Message], int] = first_peer,
+        together: Callable[[list[Message]], list[Message]] | None = None,
+        most_together: int = 1,
+    ) -> None:
         self._handler = handler
         self._link = link
         self._num_threads = num_threads
-        self._next_address = ""
+        self._peer_of = peer_of
+        self._together = together
+        self._most_together = most_together
+        self._peer_addresses: tuple[str, ...] = ()
         self._stopped = threading.Event()
         self._bound = threading.Event()
         self._connected = threading.Event()
@@ -54,9 +85,9 @@ class RingStage:
         self._thread.start()
         self._bound.wait()
 
-    def connect(self, next_address: str) -> None:
+    def connect(self, *peer_addresses: str) -> None:
         """Tell the stage where its messages go; starts the traffic."""
-        self._next_address = next_address
+        self._peer_addresses = peer_addresses
         self._connected.set()
 
     def is_alive(self) -> bool:
@@ -80,19 +111,33 @@ class RingStage:
         self.address = inbound.address
         self._bound.set()
         self._connected.wait()
-        outbound = Outbound(self._next_address) if self._next_address else None
-        while outbound is not None and not self._stopped.is_set():
+        peers = [Outbound(address) for address in self._peer_addresses]
+        while peers and not self._stopped.is_set():
             message = inbound.receive(POLL_MS)
             if message is None:
                 continue
-            answer = self._handle(message)
-            if answer is not None:
-                outbound.send(answer)
+            messages = [message]
+            if self._most_together > 1:
+                messages += inbound.waiting(self._most_together - 1)
+            for answer in self._answers(messages):
+                peers[self._peer_of(answer)].send(answer)
         inbound.close()
-        if outbound is not None:
-            outbound.close()
+        for peer in peers:
+            peer.close()
 
-    def _handle(self, message: list[bytes]) -> list[bytes] | None:
+    def _answers(self, messages: list[Message]) -> list[Message]:
+        plans = [message for message in messages if message[0] != ERROR]
+        if self._together is not None and len(plans) > 1:
+            errors = [message for message in messages if message[0] == ERROR]
+            try:
+                return errors + self._together(plans)
+            except Exception:
+                # One of the steps is to blame, and only that one shall fail.
+                logger.exception("a pass over %d steps failed; they run one by one", len(plans))
+        answers = map(self._handle, messages)
+        return [answer for answer in answers if answer is not None]
+
+    def _handle(self, message: Message) -> Message | None:
         if message[0] == ERROR:
             return message
         try:
@@ -100,7 +145,8 @@ class RingStage:
         except Exception as error:
             logger.exception("a step failed")
             step_id = decode_plan(message[1]).step_id
-            return [ERROR, encode_result(StepResult(step_id, [], error=error_to_wire(error)))]
+            frame = encode_result(StepResult(step_id, [], error=error_to_wire(error)))
+            return [ERROR, frame, message[2][:1]]  # no drafter can help it any more
 
 
 class StepGate:
@@ -139,32 +185,33 @@ class VerifierActor:
         self._stage: RingStage | None = None
         self._gate = StepGate()
 
-    def pair(
-        self, facts: dict[str, int], taps: list[int], draft_block_size: int
-    ) -> tuple[list[Any], str, EngineLimits]:
-        """Build the engine for a drafter.
+    def pair(self, drafters: list[DraftFacts]) -> tuple[list[Any], str, EngineLimits]:
+        """Build the engine for its drafters.
 
         Returns:
             the feature pool's reference (in a list, so that Ray does not resolve it), the ring
             address of this actor, and the limits to plan with.
 
         Raises:
-            ConfigError: the drafter was not made for this target.
+            ConfigError: a drafter was not made for this target.
         """
-        from services.engines import build_verifier, check_pair, engine_limits
+        from services.engines import build_verifier, check_pair, engine_limits, union_taps
         from services.feature_pool import FeatureSender
 
         spec, target = self._spec, self._target
-        check_pair(target, facts, taps)
+        for drafter in drafters:
+            check_pair(target, drafter.config, drafter.taps)
+        taps = union_taps([drafter.taps for drafter in drafters])
         shape = (2 * spec.max_step_positions, len(taps) * target.hidden_size)
         self._sender = FeatureSender(shape, target.dtype, target.device, self._feature_transport)
         self._engine = build_verifier(spec, target, self._sender.pool, taps)
         self._stage = RingStage(self._verify, self._link, spec.verifier_threads)
-        limits = engine_limits(spec, target.max_positions, draft_block_size)
+        sizes = [drafter.draft_block_size for drafter in drafters]
+        limits = engine_limits(spec, target.max_positions, sizes)
         return [self._sender.reference()], self._stage.address, limits
 
     def connect(self, next_address: str) -> None:
-        """Start taking steps; the drafter has mapped the feature pool by now."""
+        """Start taking steps; every drafter has mapped the feature pool by now."""
         self._sender.peer_attached()
         assert self._stage is not None
         self._stage.connect(next_address)
@@ -173,18 +220,18 @@ class VerifierActor:
         """Whether the actor can take steps."""
         return self._stage is not None and self._stage.is_alive()
 
-    def _verify(self, message: list[bytes]) -> list[bytes] | None:
+    def _verify(self, message: Message) -> Message | None:
         plan = decode_plan(message[1])
         if not self._gate.admits(plan.step_id):
             logger.warning("step %d came too late and is dropped", plan.step_id)
             return None
-        return [PLAN, encode_result(self._engine.run(plan, decode_drafts(message[2])))]
+        return [PLAN, encode_result(self._engine.run(plan, decode_drafts(message[3])))]
 
 
 class DrafterActor:
-    """Ray actor around the draft model. Life cycle: ``describe``, ``attach``, ``connect``."""
+    """Ray actor around one draft model. Life cycle: ``describe``, ``attach``, ``connect``."""
 
-    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_mode: str) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_mode: str, index: int) -> None:
         import torch
 
         from services.engines import load_drafter
@@ -195,42 +242,70 @@ class DrafterActor:
         self._spec = spec
         self._link = link
         self._feature_mode = feature_mode
-        self._model = load_drafter(spec)
+        self._index = index
+        self._model = load_drafter(spec, index)
         self._stage: RingStage | None = None
         self._is_beside_verifier = False
 
-    def describe(self) -> tuple[dict[str, int], list[int], int]:
-        """What the verifier must know: config facts, tapped layers, draft block size."""
+    def describe(self) -> DraftFacts:
+        """What the verifiers must know."""
         from services.engines import draft_facts
 
-        model = self._model
-        return draft_facts(model), model.target_layer_ids, model.draft_block_size
+        return draft_facts(self._model)
 
-    def attach(self, references: list[Any]) -> str:
-        """Map the feature pool and build the engine; returns this actor's ring address."""
-        from services.engines import build_drafter
+    def attach(self, references: list[Any], drafters: list[DraftFacts]) -> str:
+        """Map the feature pools and build the engine.
+
+        Args:
+            references: the feature pool of every lane.
+            drafters: all drafters of the target, by index.
+
+        Returns:
+            this actor's ring address.
+        """
+        from services.engines import build_drafter, taps_within, union_taps
         from services.feature_pool import FeatureReceiver
 
-        self._features = FeatureReceiver(references[0], self._feature_mode)
-        self._engine = build_drafter(self._spec, self._model, self._features.pool)
-        self._stage = RingStage(self._draft, self._link, self._spec.drafter_threads)
+        spec = self._spec
+        self._features = [FeatureReceiver(one, self._feature_mode) for one in references]
+        union = union_taps([drafter.taps for drafter in drafters])
+        taps = taps_within(union, self._model.target_layer_ids)
+        pools = [features.pool for features in self._features]
+        self._engine = build_drafter(spec, self._model, pools, self._index, taps)
+        self._stage = RingStage(
+            self._draft,
+            self._link,
+            spec.drafter_threads,
+            self._peer_of,
+            self._draft_together,
+            STEPS_PER_LANE * len(pools) if len(pools) > 1 else 1,
+        )
         return self._stage.address
 
-    def connect(self, next_address: str) -> None:
-        """Start taking steps."""
+    def connect(self, verifier_addresses: list[str], drafter_addresses: list[str]) -> None:
+        """Start taking steps; the verifiers by lane, the drafters by index."""
         assert self._stage is not None
-        self._stage.connect(next_address)
+        self._stage.connect(*verifier_addresses, *drafter_addresses)
 
     def ping(self) -> bool:
         """Whether the actor can take steps."""
         return self._stage is not None and self._stage.is_alive()
 
-    def _draft(self, message: list[bytes]) -> list[bytes]:
-        plan = decode_plan(message[1])
-        self._move_beside_verifier(plan.num_cohorts > 1)
-        if plan.ingests:
-            self._features.refresh()
-        return [PLAN, message[1], encode_drafts(self._engine.run(plan))]
+    def _peer_of(self, message: Message) -> int:
+        """The next drafter of the step, or its lane's verifier."""
+        route = message[2]
+        return route[0] if len(route) == 1 else self._spec.num_lanes + route[1]
+
+    def _draft(self, message: Message) -> Message:
+        return self._draft_together([message])[0]
+
+    def _draft_together(self, messages: list[Message]) -> list[Message]:
+        steps = [(message[2][0], decode_plan(message[1])) for message in messages]
+        self._move_beside_verifier(any(plan.num_cohorts > 1 for _, plan in steps))
+        for lane in {lane for lane, plan in steps if plan.ingests}:
+            self._features[lane].refresh()
+        results = self._engine.run_together(steps)
+        return [passed_on(*pair) for pair in zip(messages, results, strict=True)]
 
     def _move_beside_verifier(self, works_at_the_same_time: bool) -> None:
         """Pinned threads share a CPU while they work in turn; with two cohorts that CPU is the verifier's."""
@@ -238,3 +313,11 @@ class DrafterActor:
             return
         self._is_beside_verifier = works_at_the_same_time
         pin_thread(self._link.pin_cpu + works_at_the_same_time)
+
+
+def passed_on(message: Message, drafts: DraftResult) -> Message:
+    """The message as the next stage gets it: this drafter is done."""
+    kind, plan, route, *earlier = message
+    for frame in earlier:
+        drafts = drafts.merged(decode_drafts(frame))
+    return [kind, plan, route[:1] + route[2:], encode_drafts(drafts)]

@@ -80,6 +80,13 @@ class Inbound:
         parts: list[bytes] = self._socket.recv_multipart()
         return parts
 
+    def waiting(self, most: int) -> list[list[bytes]]:
+        """Return up to ``most`` further messages that are here already."""
+        found: list[list[bytes]] = []
+        while len(found) < most and self._socket.poll(0):
+            found.append(self._socket.recv_multipart())
+        return found
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()

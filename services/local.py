@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -26,6 +26,8 @@ from services.engines import (
     engine_limits,
     load_drafter,
     load_target,
+    taps_within,
+    union_taps,
 )
 from services.spec import EngineSpec, make_spec
 from verifier.engine import VerifierEngine
@@ -37,14 +39,16 @@ ONE_AFTER_ANOTHER = (1,)
 class LocalRing:
     """``StepRing`` by two function calls."""
 
-    def __init__(self, drafter: DrafterEngine, verifier: VerifierEngine) -> None:
-        self.drafter = drafter
+    def __init__(self, drafters: Sequence[DrafterEngine], verifier: VerifierEngine) -> None:
+        self.drafters = drafters
         self.verifier = verifier
         self._in_flight: deque[tuple[StepPlan, DraftResult]] = deque()
 
     def send(self, plan: StepPlan) -> None:
         """Ingest and draft at once, as a drafter does that is ahead of the verifier."""
-        drafts = self.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
+        drafts = DraftResult.nothing(plan)
+        for index in plan.drafters:
+            drafts = self.drafters[index].run(plan).merged(drafts)
         self._in_flight.append((plan, drafts))
 
     def receive(self, step_id: int) -> StepResult:
@@ -57,23 +61,29 @@ class LocalRing:
 
 
 def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
-    """Load both models into this process.
+    """Load all models into this process: one verifier, whatever ``num_lanes`` says.
 
     Raises:
-        ConfigError: a model cannot be loaded or the two do not match.
+        ConfigError: a model cannot be loaded or a drafter does not match.
     """
-    target, model = load_target(spec), load_drafter(spec)
-    taps = model.target_layer_ids
-    check_pair(target, draft_facts(model), taps)
+    target = load_target(spec)
+    models = [load_drafter(spec, index) for index in range(len(spec.drafters))]
+    facts = [draft_facts(model) for model in models]
+    for drafter in facts:
+        check_pair(target, drafter.config, drafter.taps)
+    taps = union_taps([drafter.taps for drafter in facts])
     features = torch.zeros(
         (2 * spec.max_step_positions, len(taps) * target.hidden_size),
         dtype=target.dtype,
         device=target.device,
     )
-    ring = LocalRing(
-        build_drafter(spec, model, features), build_verifier(spec, target, features, taps)
-    )
-    return ring, engine_limits(spec, target.max_positions, model.draft_block_size)
+    drafters = [
+        build_drafter(spec, model, [features], index, taps_within(taps, model.target_layer_ids))
+        for index, model in enumerate(models)
+    ]
+    ring = LocalRing(drafters, build_verifier(spec, target, features, taps))
+    sizes = [drafter.draft_block_size for drafter in facts]
+    return ring, engine_limits(spec, target.max_positions, sizes)
 
 
 class LocalEngine:

@@ -182,7 +182,7 @@ def _run_batch(
     spec = make_spec(args)
     settings = gateway_settings(args, spec)
     if options.policy is not None:
-        parse_policy(options.policy, settings.max_draft_block_size)
+        parse_policy(options.policy, settings.all_drafters[0].max_draft_block_size)
     tokenizer = ChatTokenizer.load(spec.target_path)
     engine = make_engine(args)
     try:

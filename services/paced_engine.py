@@ -7,6 +7,7 @@ gives it a draft block's worth that tells when its frame was sent.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import queue
 import threading
@@ -16,9 +17,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from dflash_wire.codec import decode_request
 from dflash_wire.ports import TokenSink
 from dflash_wire.records import CycleStats, FinishReason, GenerationRequest, TokenChunk
-from services.coordinator_deployment import CompletionSink, CoordinatorDeployment
+from services.coordinator_deployment import CompletionSink
 
 STAMP_BYTES = 3
 FIRST_TEXT = "."
@@ -115,16 +117,33 @@ def character_tokens(target_path: str) -> dict[str, int]:
     return {token: token_id for token, token_id in vocabulary.items() if len(token) == 1}
 
 
-class PacedCoordinator(CoordinatorDeployment):
-    """``CoordinatorDeployment`` over a ``PacedEngine``; calls, frames and endings are the real one's."""
+class PacedCoordinator:
+    """A ``CoordinatorDeployment`` over a ``PacedEngine``; calls, frames and endings are the real one's."""
 
     def __init__(self, target_path: str, step_s: float) -> None:
         self._sink = CompletionSink()
-        engine = PacedEngine(self._sink, character_tokens(target_path), step_s)
-        self._coordinator = engine  # type: ignore[assignment]
-        self._sink.cancel = engine.cancel
-        self._thread = threading.Thread(target=engine.run_forever, name="pace", daemon=True)
+        self._engine = PacedEngine(self._sink, character_tokens(target_path), step_s)
+        self._sink.cancel = self._engine.cancel
+        self._thread = threading.Thread(target=self._engine.run_forever, name="pace", daemon=True)
         self._thread.start()
 
-    async def check_health(self) -> None:
+    async def generate(self, frame: bytes) -> None:
+        """See ``CoordinatorDeployment.generate``."""
+        request = decode_request(frame)
+        ended = self._sink.register(request)
+        try:
+            self._engine.submit(request)
+            await ended.wait()
+        except asyncio.CancelledError:
+            self._engine.cancel(request.request_id)
+            raise
+        finally:
+            self._sink.forget(request.request_id)
+
+    async def check_ready(self) -> None:
         """There is nothing that could be lost."""
+
+    def __del__(self) -> None:
+        """Called by Serve on shutdown."""
+        self._engine.close()
+        self._thread.join(timeout=10)

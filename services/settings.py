@@ -7,11 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError, InvalidRequestError
 from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
-from services.spec import EngineSpec
+from services.spec import DrafterSpec, EngineSpec
 
 
 def _read_json(path: Path, is_required: bool) -> dict[str, Any]:
@@ -61,22 +62,27 @@ def _check_policy(policy: str, max_draft_block_size: int) -> None:
         raise ConfigError(f"engine.policy: {error}") from error
 
 
+def _drafter_limits(target: dict[str, Any], drafter: DrafterSpec) -> DrafterLimits:
+    draft = _read_json(Path(drafter.path) / "config.json", is_required=True)
+    _check_pair(target, draft, drafter.path)
+    nested = draft.get("dflash_config") or {}
+    return DrafterLimits(drafter.name, int(nested.get("block_size", draft.get("block_size", 16))))
+
+
 def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
-    """Collect what the gateway must know about the pair.
+    """Collect what the gateway must know about the target and its drafters.
 
     Raises:
-        ConfigError: a config file is missing or broken, the pair does not fit, or the default policy is
-            not one of this drafter's.
+        ConfigError: a config file is missing or broken, a drafter does not fit, or the default policy is
+            not one of every drafter's.
     """
     target = _read_json(Path(spec.target_path) / "config.json", is_required=True)
     generation = _read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
-    draft = _read_json(Path(spec.drafter_path) / "config.json", is_required=True)
+    drafters = tuple(_drafter_limits(target, drafter) for drafter in spec.drafters)
     eos = generation.get("eos_token_id", target.get("eos_token_id"))
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    nested = draft.get("dflash_config") or {}
-    max_draft_block_size = int(nested.get("block_size", draft.get("block_size", 16)))
-    _check_pair(target, draft, spec.drafter_path)
-    _check_policy(args.engine.policy, max_draft_block_size)
+    for drafter in drafters:
+        _check_policy(args.engine.policy, drafter.max_draft_block_size)
     sampling = SamplingDefaults(
         temperature=generation.get("temperature", 1.0)
         if generation.get("do_sample", True)
@@ -89,7 +95,10 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         max_context=spec.longest_sequence(int(target["max_position_embeddings"])),
         vocab_size=int(target["vocab_size"]),
         eos_token_ids=tuple(int(i) for i in eos_ids),
-        max_draft_block_size=max_draft_block_size,
+        max_draft_block_size=max(drafter.max_draft_block_size for drafter in drafters),
+        drafters=drafters,
+        thinking_drafter=args.model.thinking_drafter,
+        non_thinking_drafter=args.model.non_thinking_drafter,
         default_policy=args.engine.policy,
         version=_package_version(),
         sampling=sampling,

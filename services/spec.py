@@ -9,11 +9,33 @@ from services.model_paths import resolve_model_path
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """One draft model."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a verifier must know of a drafter; picklable."""
+
+    config: dict[str, int]
+    """Values that must agree with the target's."""
+    taps: list[int]
+    """Target layers whose outputs it reads, in its own order."""
+    draft_block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything an executor needs to build its engine; picklable."""
 
     target_path: str
-    drafter_path: str
+    drafters: tuple[DrafterSpec, ...]
+    """The default one first."""
+    num_lanes: int
+    """Verifiers that share the drafters."""
     dtype: str
     device: str
     num_pages: int
@@ -23,6 +45,11 @@ class EngineSpec:
     max_context: int
     verifier_threads: int
     drafter_threads: int
+
+    @property
+    def drafter_path(self) -> str:
+        """The default drafter's."""
+        return self.drafters[0].path
 
     def longest_sequence(self, max_positions: int) -> int:
         """Tokens of the longest sequence that fits the target's positions and the pools."""
@@ -37,7 +64,11 @@ def make_spec(args: AppArgs) -> EngineSpec:
     """
     return EngineSpec(
         target_path=resolve_model_path(args.model.target),
-        drafter_path=resolve_model_path(args.model.drafter),
+        drafters=tuple(
+            DrafterSpec(name, resolve_model_path(model))
+            for name, model in args.model.all_drafters.items()
+        ),
+        num_lanes=args.drafter.shared_by,
         dtype=args.model.dtype,
         device=args.model.device,
         num_pages=args.engine.num_pages,

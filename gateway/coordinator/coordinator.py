@@ -6,42 +6,39 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
 
+from dflash_wire.drafters import find_drafter
 from dflash_wire.errors import (
     ConfigError,
     DFlashError,
     EngineUnavailableError,
     FatalError,
-    InvalidRequestError,
     error_from_wire,
     error_to_wire,
 )
 from dflash_wire.ports import EngineLimits, StepRing, TokenSink
-from dflash_wire.records import CycleStats, GenerationRequest, Row, StepResult, TokenChunk
+from dflash_wire.records import (
+    CycleStats,
+    GenerationRequest,
+    Row,
+    StepRecord,
+    StepResult,
+    TokenChunk,
+)
 from gateway.coordinator.cohorts import CohortChooser
 from gateway.coordinator.commit import RowCommit, check_result, commit_row
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
-from gateway.coordinator.planner import PlannedStep, Planner
+from gateway.coordinator.outbox import Outbox, engine_error
+from gateway.coordinator.planner import Planner
 from gateway.coordinator.policy import parse_policy
-from gateway.coordinator.recorder import FlightRecorder, StepRecord
+from gateway.coordinator.recorder import Flight, FlightRecorder, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
-from gateway.coordinator.stats import EngineCounters, EngineSnapshot
-from gateway.coordinator.validation import check_limits, check_request
+from gateway.coordinator.stats import AcceptanceCounters, EngineCounters, EngineSnapshot
+from gateway.coordinator.validation import check_default_policy, check_limits, check_request
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_WAITING = 1024
-
-
-class Flight(NamedTuple):
-    """A step on its way around the ring."""
-
-    planned: PlannedStep
-    started: float
-    """When its planning began, seconds."""
-    sent: float
 
 
 class Coordinator:
@@ -84,21 +81,18 @@ class Coordinator:
         check_limits(limits)
         if max_waiting < 1:
             raise ConfigError(f"max_waiting is {max_waiting}; it must be at least 1.")
-        try:
-            parse_policy(default_policy, limits.max_draft_block_size)
-        except InvalidRequestError as error:
-            raise ConfigError(f"The default policy cannot work: {error}") from error
+        check_default_policy(default_policy, limits)
         self._ring = ring
-        self._sink = sink
         self._limits = limits
         self._default_policy = default_policy
         self._clock = clock
         self._inbox = Inbox(max_waiting)
         self._planner = Planner(limits, caches_prefixes)
         self._counters = EngineCounters(
-            accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1)
+            accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1),
+            by_drafter=[AcceptanceCounters() for _ in limits.all_drafters],
         )
-        self._outbox: list[tuple[Sequence, TokenChunk]] = []
+        self._outbox = Outbox(sink)
         self._flights: deque[Flight] = deque()
         self._cohorts = CohortChooser(cohorts)
         self._recorder = FlightRecorder()
@@ -115,11 +109,39 @@ class Coordinator:
             OverloadedError: too many requests wait.
             EngineUnavailableError: the coordinator was closed.
         """
+        self.enqueue(self.prepare(request))
+
+    def prepare(self, request: GenerationRequest) -> Sequence:
+        """Return a checked request's sequence, for this coordinator or another with the same limits.
+
+        Raises:
+            ClientError: as ``submit``.
+        """
         max_length = check_request(request, self._limits)
         policy_text = self._default_policy if request.policy is None else request.policy
-        policy = parse_policy(policy_text, self._limits.max_draft_block_size)
-        sequence = Sequence(request, max_length, policy, self._limits.page_size)
+        drafters = self._limits.all_drafters
+        drafter = find_drafter(drafters, request.drafter)
+        policy = parse_policy(policy_text, drafters[drafter].max_draft_block_size)
+        return Sequence(request, max_length, policy, self._limits.page_size, drafter)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue what ``prepare`` made, once.
+
+        Raises:
+            InvalidRequestError: a request of its id is live.
+            OverloadedError: too many requests wait.
+            EngineUnavailableError: the coordinator was closed.
+        """
         self._inbox.add(sequence, self._planner.num_waiting)
+
+    def num_cached_pages(self, sequence: Sequence) -> int:
+        """How many cached pages a prepared sequence would share if it began now: a hint."""
+        return len(self._planner.cached_pages(sequence))
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return self._inbox.num_live
 
     def cancel(self, request_id: str) -> None:
         """End a request silently; its pages are free before the next plan. Unknown ids are fine.
@@ -137,7 +159,6 @@ class Coordinator:
 
     def snapshot(self) -> EngineSnapshot:
         """Return gauges and totals; between two steps of the driver they are exact."""
-        positions = self._counters.accepted_drafts_by_position.copy()
         return EngineSnapshot(
             num_running=self._planner.num_running,
             num_waiting=self._planner.num_waiting + self._inbox.num_arrived,
@@ -146,7 +167,7 @@ class Coordinator:
             num_pages=self._planner.pages.num_pages,
             num_preemptions=self._planner.num_preemptions,
             is_closed=self._has_shut_down,
-            totals=replace(self._counters, accepted_drafts_by_position=positions),
+            totals=self._counters.copy(),
         )
 
     def recorded_steps(self) -> list[StepRecord]:
@@ -197,13 +218,13 @@ class Coordinator:
                 return False
             if is_closed or not self._may_send() or not self._send_next(started):
                 break
-        if not self._flights and not self._outbox:
+        if not self._flights and self._outbox.is_empty:
             self._cohorts.pause()
             return False
-        result = self._land(self._flights[0]) if self._flights else None
+        landed = self._land(self._flights[0]) if self._flights else None
         self._publish()
-        if result is not None:
-            self._recorder.add(self._record(*result))
+        if landed is not None:
+            self._recorder.add(step_record(*landed, self._clock()))
         return True
 
     def _may_send(self) -> bool:
@@ -267,25 +288,6 @@ class Coordinator:
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
         return flight, result, landed
 
-    def _record(self, flight: Flight, result: StepResult, landed: float) -> StepRecord:
-        plan = flight.planned.plan
-        return StepRecord(
-            step_id=plan.step_id,
-            num_cohorts=plan.num_cohorts,
-            num_rows=len(plan.rows),
-            num_positions=plan.num_positions,
-            num_prefill_positions=sum(row.num_positions for row in plan.rows if row.is_prefill),
-            num_committed=sum(map(len, result.committed_token_ids)),
-            planning_s=flight.started,
-            sent_s=flight.sent,
-            draft_began_s=result.draft_began_s,
-            draft_ms=result.draft_ms,
-            verify_began_s=result.verify_began_s,
-            verify_ms=result.verify_ms,
-            landed_s=landed,
-            published_s=self._clock(),
-        )
-
     def _commit(self, flight: Flight, result: StepResult) -> None:
         """Commit all rows, then take the time, so that their cycles carry all of the step's."""
         planned = flight.planned
@@ -298,7 +300,7 @@ class Coordinator:
                 # One that was cancelled while it was in flight has given up its pages.
                 if self._planner.is_running(sequence):
                     commit = commit_row(sequence, row, token_ids, feature_offset)
-                    self._counters.count_row(row, commit)
+                    self._counters.count_row(row, commit, sequence.context)
                     self._planner.keep_prefix(sequence, commit.num_shareable)
                     commits.append((sequence, row, commit))
             except Exception as error:
@@ -348,7 +350,7 @@ class Coordinator:
             chunk.finish_reason = commit.finish_reason.value
             self._counters.num_finished += 1
             self._end(sequence)
-        self._outbox.append((sequence, chunk))
+        self._outbox.add(sequence, chunk)
 
     def _end(self, sequence: Sequence) -> None:
         self._planner.remove(sequence)
@@ -357,8 +359,8 @@ class Coordinator:
     def _end_with_error(self, sequence: Sequence, error: Exception) -> None:
         self._end(sequence)
         self._counters.num_failed_requests += 1
-        chunk = TokenChunk(sequence.request.request_id, [], error=_engine_error(error))
-        self._outbox.append((sequence, chunk))
+        chunk = TokenChunk(sequence.request.request_id, [], error=engine_error(error))
+        self._outbox.add(sequence, chunk)
 
     def _fail_step(self, flight: Flight, error: Exception) -> None:
         """End the requests of a failed step and make all others prefill again.
@@ -390,36 +392,9 @@ class Coordinator:
 
     def _publish(self) -> None:
         """Hand the step's chunks to the sink; if it fails, tell the requests that lost tokens."""
-        lost = self._try_publish()
+        lost = self._outbox.publish()
         for sequence in lost:
             self._end_with_error(sequence, FatalError("The engine lost tokens of this request."))
         if lost:
-            self._try_publish()
-
-    def _try_publish(self) -> list[Sequence]:
-        """Empty the outbox into the sink; return whose chunks the sink refused.
-
-        A request cancelled during the step still commits: its chunk stops here, and the next step
-        frees its pages before planning.
-        """
-        outbox, self._outbox = self._outbox, []
-        chunks: dict[str, list[TokenChunk]] = {}
-        for sequence, chunk in outbox:
-            if not sequence.is_cancelled:
-                chunks.setdefault(sequence.request.frame_address, []).append(chunk)
-        if not chunks:
-            return []
-        try:
-            self._sink.publish(chunks)
-        except Exception as error:
-            logger.exception("the token sink failed")
-            self._counters.last_error = f"{type(error).__name__}: {error}"
-            return [sequence for sequence, _ in outbox]
-        return []
-
-
-def _engine_error(error: Exception) -> dict[str, str | None]:
-    """Return the wire form of what went wrong: unavailable engines may be retried, the rest not."""
-    if isinstance(error, EngineUnavailableError | FatalError):
-        return error_to_wire(error)
-    return error_to_wire(FatalError(str(error_to_wire(error)["message"])))
+            self._counters.last_error = self._outbox.last_error
+            self._outbox.publish()

@@ -43,6 +43,11 @@ class Inbox:
         """Sequences the driver has not taken yet."""
         return len(self._arrived)
 
+    @property
+    def num_live(self) -> int:
+        """Requests that have neither ended nor been cancelled."""
+        return len(self._live)
+
     def add(self, sequence: Sequence, num_queued: int) -> None:
         """Take a sequence in and give it the next ``seq_id``. Mutates.
 

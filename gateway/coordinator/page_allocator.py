@@ -1,8 +1,8 @@
 """The only owner of pages: which sequence holds which page of both pools.
 
-A page is ``page_size`` slots of the verifier's KV pool and, under the same id, of the drafter's
-context pool. So neither pool can hold a position that the other lost, and a prefix that is cached for
-one is cached for the other.
+A page is ``page_size`` slots of the verifier's KV pool and, under the same id, of every drafter's
+context pool. So no pool can hold a position that another lost, and a prefix that is cached for the
+verifier is cached for the drafter of the sequence that computed it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class PageAllocator:
     tables, exactly one of the three; a page that several tables hold is full and is never written again.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, num_drafters: int = 1) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self._prefixes = PrefixCache()
+        self._prefixes = PrefixCache(num_drafters)
         self._num_unused = num_pages
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._num_holders = [0] * num_pages
@@ -54,9 +54,14 @@ class PageAllocator:
 
     # ----- prefixes -----------------------------------------------------------------------------
 
-    def match(self, names: Sequence[bytes], needs_context: bool) -> list[int]:
-        """Return the pages of the longest cached beginning of ``names``. Does not mutate."""
-        return self._prefixes.match(names, needs_context)
+    def match(self, names: Sequence[bytes], context: int | None) -> list[int]:
+        """Return the pages of the longest cached beginning of ``names``. Does not mutate.
+
+        Args:
+            names: from ``PageNames``.
+            context: the drafter whose context the pages must have; None takes any page.
+        """
+        return self._prefixes.match(names, context)
 
     def can_start(self, cached_pages: Sequence[int], num_positions: int) -> bool:
         """Whether a new sequence could adopt ``cached_pages`` and grow to ``num_positions``."""
@@ -74,19 +79,19 @@ class PageAllocator:
             self._tables[seq_id] = list(cached_pages)
 
     def name_pages(
-        self, seq_id: int, names: Sequence[bytes], has_context: bool, first: int = 0
+        self, seq_id: int, names: Sequence[bytes], context: int | None, first: int = 0
     ) -> None:
         """Make pages ``first`` to ``len(names) - 1`` of a table findable. Mutates.
 
         Args:
             seq_id: a sequence whose table covers them; they are full and committed.
             names: from ``PageNames``.
-            has_context: the drafter's context of these positions is complete too.
+            context: the drafter whose context of these positions is complete too; None: none's.
             first: the pages before it have been named already.
         """
         table = self._tables.get(seq_id, [])
         for page_id, name in zip(table[first:], names[first:], strict=False):
-            self._prefixes.name_page(page_id, name, has_context)
+            self._prefixes.name_page(page_id, name, context)
 
     def forget_prefixes(self) -> None:
         """Drop all cached prefixes: what the pools hold is in doubt. Mutates."""

@@ -52,7 +52,7 @@ class Planner:
     def __init__(self, limits: EngineLimits, caches_prefixes: bool = True) -> None:
         self._limits = limits
         self._caches_prefixes = caches_prefixes
-        self.pages = PageAllocator(limits.num_pages, limits.page_size)
+        self.pages = self._new_pages()
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
@@ -93,7 +93,11 @@ class Planner:
         self.running.clear()
         self.waiting.clear()
         self.is_short_of_pages = False
-        self.pages = PageAllocator(self._limits.num_pages, self._limits.page_size)
+        self.pages = self._new_pages()
+
+    def _new_pages(self) -> PageAllocator:
+        limits = self._limits
+        return PageAllocator(limits.num_pages, limits.page_size, len(limits.all_drafters))
 
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue: the executors' pools are in doubt. Mutates."""
@@ -115,7 +119,7 @@ class Planner:
         # Once per page and not once per step: this runs for every row.
         if self._caches_prefixes and num_full > first:
             names = sequence.page_names.of(sequence.token_ids, num_positions)
-            self.pages.name_pages(sequence.seq_id, names, sequence.policy.may_draft, first)
+            self.pages.name_pages(sequence.seq_id, names, sequence.context, first)
             sequence.num_named_pages = num_full
 
     def plan(self, step_id: int, num_cohorts: int = 1, num_in_flight: int = 0) -> PlannedStep:
@@ -214,6 +218,7 @@ class Planner:
             page_ids=self.pages.table(sequence.seq_id),
             width=width,
             sampling=sequence.request.sampling,
+            drafter=sequence.drafter,
         )
 
     def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:
@@ -257,11 +262,11 @@ class Planner:
         # So a sequence can not return in the step that preempted it: it held no more than this.
         num_positions = head.num_committed + self._limits.max_draft_block_size
         num_positions = min(num_positions, head.max_length)
-        return self.pages.can_start(self._cached_pages(head), num_positions)
+        return self.pages.can_start(self.cached_pages(head), num_positions)
 
     def _admit(self) -> Sequence:
         sequence = self.waiting.take()
-        cached_pages = self._cached_pages(sequence)
+        cached_pages = self.cached_pages(sequence)
         self.running[sequence.seq_id] = sequence
         self.pages.adopt(sequence.seq_id, cached_pages)
         self.pages.ensure(sequence.seq_id, sequence.num_committed)
@@ -271,12 +276,15 @@ class Planner:
             sequence.num_prefix_tokens = sequence.num_cached
         return sequence
 
-    def _cached_pages(self, sequence: Sequence) -> list[int]:
-        """Pages that hold the sequence's beginning; at least its last token is left to compute."""
+    def cached_pages(self, sequence: Sequence) -> list[int]:
+        """Pages that hold the sequence's beginning; at least its last token is left to compute.
+
+        Any thread may ask; what others than the driver get can be out of date.
+        """
         if not self._caches_prefixes:
             return []
         names = sequence.page_names.of(sequence.token_ids, sequence.num_committed - 1)
-        return self.pages.match(names, needs_context=sequence.policy.may_draft)
+        return self.pages.match(names, sequence.context)
 
     def _grow(self, sequence: Sequence, num_positions: int) -> bool:
         """Get pages for a running sequence, from those of the last rank if need be.
@@ -313,6 +321,6 @@ class Planner:
         for sequence in self.running.values():
             if sequence.pending_ingest is not None:
                 pages = self.pages.table(sequence.seq_id)
-                ingests.append(Ingest(*sequence.pending_ingest, pages))
+                ingests.append(Ingest(*sequence.pending_ingest, pages, sequence.drafter))
                 sequence.pending_ingest = None
         return ingests

@@ -51,14 +51,19 @@ class PrefixCache:
     """Names of pages, and the order in which pages that nobody holds are given up.
 
     Owner: the page allocator. A page with a name is *idle* while no table holds it. A name can stand for
-    two pages: one whose drafter context is valid and one without (a policy that never drafts keeps none).
+    several pages: one with valid context of each drafter (its index), and one without any (None: a policy
+    that never drafts keeps none).
 
     Invariants: a page has at most one name; idle pages have one.
+
+    Args:
+        num_drafters: drafters of the engine.
     """
 
-    def __init__(self) -> None:
-        self._pages: dict[tuple[bytes, bool], int] = {}
-        self._names: dict[int, tuple[bytes, bool]] = {}
+    def __init__(self, num_drafters: int = 1) -> None:
+        self._pages: dict[tuple[bytes, int | None], int] = {}
+        self._names: dict[int, tuple[bytes, int | None]] = {}
+        self._any_context: tuple[int | None, ...] = (*range(num_drafters), None)
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -75,21 +80,28 @@ class PrefixCache:
         """Whether the page has a name."""
         return page_id in self._names
 
-    def match(self, names: Iterable[bytes], needs_context: bool) -> list[int]:
-        """Return the pages of the longest known beginning of ``names``. Does not mutate."""
+    def match(self, names: Iterable[bytes], context: int | None) -> list[int]:
+        """Return the pages of the longest known beginning of ``names``. Does not mutate.
+
+        Args:
+            names: from ``PageNames``.
+            context: the drafter whose context the pages must have; None takes any page.
+        """
+        wanted = self._any_context if context is None else (context,)
         found: list[int] = []
         for name in names:
-            page_id = self._pages.get((name, True))
-            if page_id is None and not needs_context:
-                page_id = self._pages.get((name, False))
-            if page_id is None:
+            for one in wanted:
+                page_id = self._pages.get((name, one))
+                if page_id is not None:
+                    found.append(page_id)
+                    break
+            else:
                 break
-            found.append(page_id)
         return found
 
-    def name_page(self, page_id: int, name: bytes, has_context: bool) -> None:
+    def name_page(self, page_id: int, name: bytes, context: int | None) -> None:
         """Make a held page findable, unless it or its name is known already. Mutates."""
-        key = (name, has_context)
+        key = (name, context)
         if page_id not in self._names and key not in self._pages:
             self._pages[key] = page_id
             self._names[page_id] = key

@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from dflash_wire.records import StepRecord, StepResult
+from gateway.coordinator.planner import PlannedStep
+
 RECORDED_STEPS = 2048
 
 
-class StepRecord(NamedTuple):
-    """One good step. Times in seconds of the monotonic clock that all processes of a machine share."""
+class Flight(NamedTuple):
+    """A step on its way around the ring; times in seconds."""
 
-    step_id: int
-    num_cohorts: int
-    num_rows: int
-    num_positions: int
-    num_prefill_positions: int
-    num_committed: int
-    """Tokens of the step's rows, not clipped."""
-    planning_s: float
-    sent_s: float
-    draft_began_s: float
-    """0.0 when the step went around the drafter."""
-    draft_ms: float
-    verify_began_s: float
-    verify_ms: float
-    landed_s: float
-    published_s: float
+    planned: PlannedStep
+    started: float
+    """When its planning began."""
+    sent: float
+
+
+def step_record(
+    flight: Flight, result: StepResult, landed_s: float, published_s: float
+) -> StepRecord:
+    """Put together what is known of a good step."""
+    plan = flight.planned.plan
+    return StepRecord(
+        step_id=plan.step_id,
+        num_cohorts=plan.num_cohorts,
+        num_rows=len(plan.rows),
+        num_positions=plan.num_positions,
+        num_prefill_positions=sum(row.num_positions for row in plan.rows if row.is_prefill),
+        num_committed=sum(map(len, result.committed_token_ids)),
+        planning_s=flight.started,
+        sent_s=flight.sent,
+        draft_began_s=result.draft_began_s,
+        draft_ms=result.draft_ms,
+        verify_began_s=result.verify_began_s,
+        verify_ms=result.verify_ms,
+        landed_s=landed_s,
+        published_s=published_s,
+    )
 
 
 class FlightRecorder:

@@ -40,6 +40,8 @@ class Sequence:
     """
 
     __slots__ = (
+        "context",
+        "drafter",
         "is_cancelled",
         "is_decoding",
         "is_in_flight",
@@ -61,11 +63,20 @@ class Sequence:
     )
 
     def __init__(
-        self, request: GenerationRequest, max_length: int, policy: BlockPolicy, page_size: int
+        self,
+        request: GenerationRequest,
+        max_length: int,
+        policy: BlockPolicy,
+        page_size: int,
+        drafter: int = 0,
     ) -> None:
         self.seq_id = -1
         self.request = request
         self.policy = policy
+        self.drafter = drafter
+        """Index of the drafter that drafts for it."""
+        self.context = drafter if policy.may_draft else None
+        """Index of the drafter that keeps its context, if one does."""
         self.max_length = max_length
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import GenerationRequest
+from gateway.coordinator.policy import parse_policy
 
 
 def check_limits(limits: EngineLimits) -> None:
@@ -58,3 +59,16 @@ def check_request(request: GenerationRequest, limits: EngineLimits) -> int:
             "max_tokens",
         )
     return max_length
+
+
+def check_default_policy(text: str, limits: EngineLimits) -> None:
+    """Refuse a default policy that one of the drafters cannot follow.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    try:
+        for drafter in limits.all_drafters:
+            parse_policy(text, drafter.max_draft_block_size)
+    except InvalidRequestError as error:
+        raise ConfigError(f"The default policy cannot work: {error}") from error

@@ -43,9 +43,12 @@ def _row(
     is_prefill: bool,
     samples: bool,
     sampling: tuple[float, float, int, int],
+    drafter: int,
 ) -> Row:
     params = SamplingParams(*sampling)
-    return Row(seq_id, token_ids, start_position, page_ids, width, is_prefill, samples, params)
+    return Row(
+        seq_id, token_ids, start_position, page_ids, width, is_prefill, samples, params, drafter
+    )
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -60,10 +63,14 @@ def encode_plan(plan: StepPlan) -> bytes:
             r.is_prefill,
             r.samples,
             _sampling(r.sampling),
+            r.drafter,
         )
         for r in plan.rows
     ]
-    ingests = [(i.feature_offset, i.num_tokens, i.start_position, i.page_ids) for i in plan.ingests]
+    ingests = [
+        (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter)
+        for i in plan.ingests
+    ]
     return pack((plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests))
 
 
@@ -158,6 +165,7 @@ def encode_request(request: GenerationRequest) -> bytes:
             request.frame_address,
             request.cache_salt,
             request.priority,
+            request.drafter,
         )
     )
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from dflash_wire.drafters import DrafterLimits, default_drafter
 from dflash_wire.records import (
     GenerationRequest,
     GroupGauges,
@@ -30,7 +31,14 @@ class EngineLimits:
     max_context: int
     """Longest sequence, prompt plus output, in tokens."""
     max_draft_block_size: int
-    """The draft model's trained block size, anchor included."""
+    """The widest of its drafters' trained block sizes, anchor included."""
+    drafters: tuple[DrafterLimits, ...] = ()
+    """In the order of their indices; empty stands for the default drafter alone."""
+
+    @property
+    def all_drafters(self) -> tuple[DrafterLimits, ...]:
+        """``drafters``, never empty."""
+        return self.drafters or default_drafter(self.max_draft_block_size)
 
 
 class StepRing(Protocol):

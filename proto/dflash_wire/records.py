@@ -9,7 +9,7 @@ Units: positions and counts in tokens, times in milliseconds unless the name say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -55,6 +55,8 @@ class GenerationRequest:
     """Requests with different salts never share a cached prefix."""
     priority: int = 0
     """Smaller goes first; among equals, arrival decides."""
+    drafter: str | None = None
+    """Name of the drafter that drafts for it; None takes the default one."""
 
 
 class CycleStats(NamedTuple):
@@ -163,6 +165,8 @@ class Ingest:
     num_tokens: int
     start_position: int
     page_ids: list[int]
+    drafter: int = 0
+    """Index of the drafter whose context it is."""
 
 
 @dataclass(slots=True)
@@ -183,6 +187,8 @@ class Row:
     is_prefill: bool = False
     samples: bool = True
     sampling: SamplingParams = SamplingParams()
+    drafter: int = 0
+    """Index of the drafter that drafts a verify row wider than 1."""
 
     @property
     def num_positions(self) -> int:
@@ -192,9 +198,9 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step around the ring: coordinator -> drafter -> verifier -> coordinator.
+    """One step around the ring: coordinator -> drafters -> verifier -> coordinator.
 
-    A step that gives the drafter nothing to do leaves it out.
+    It passes through the drafters that have something to do, in ascending order, often one or none.
 
     The verifier writes the features of the packed position ``i`` (rows in order) to FeaturePool row
     ``feature_base + i``.
@@ -216,6 +222,13 @@ class StepPlan:
     def needs_drafter(self) -> bool:
         """Whether there is anything to ingest or to draft."""
         return bool(self.ingests) or any(row.width > 1 for row in self.rows)
+
+    @property
+    def drafters(self) -> list[int]:
+        """Drafters with anything to ingest or to draft, ascending: the step's way to the verifier."""
+        wanted = {ingest.drafter for ingest in self.ingests}
+        wanted.update(row.drafter for row in self.rows if row.width > 1)
+        return sorted(wanted)
 
 
 @dataclass(slots=True)
@@ -239,6 +252,15 @@ class DraftResult:
         """What stands in for the drafter's answer in a step without it."""
         return cls(plan.step_id, [[] for _ in plan.rows])
 
+    def merged(self, other: DraftResult) -> DraftResult:
+        """Return this result of one drafter and that of the next as one; rows have one drafter."""
+        pairs = zip(self.draft_token_ids, other.draft_token_ids, strict=True)
+        return replace(
+            self,
+            draft_token_ids=[mine or theirs for mine, theirs in pairs],
+            draft_ms=self.draft_ms + other.draft_ms,
+        )
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -258,3 +280,24 @@ class StepResult:
     draft_began_s: float = 0.0
     verify_began_s: float = 0.0
     """When each began, for traces: one clock for all processes of one machine."""
+
+
+class StepRecord(NamedTuple):
+    """One good step. Times in seconds of the monotonic clock that all processes of a machine share."""
+
+    step_id: int
+    num_cohorts: int
+    num_rows: int
+    num_positions: int
+    num_prefill_positions: int
+    num_committed: int
+    """Tokens of the step's rows, not clipped."""
+    planning_s: float
+    sent_s: float
+    draft_began_s: float
+    """0.0 when the step went around the drafter."""
+    draft_ms: float
+    verify_began_s: float
+    verify_ms: float
+    landed_s: float
+    published_s: float

@@ -39,8 +39,13 @@ def app_args() -> AppArgs:
 
 
 @pytest.fixture(scope="session")
-def served(local_ray: None, app_args: AppArgs) -> Iterator[ServedApp]:
+def http_port(local_ray: None) -> int:
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
+    return port
+
+
+@pytest.fixture(scope="session")
+def served(http_port: int, app_args: AppArgs) -> Iterator[ServedApp]:
     serve.run(build(app_args), name=APP, route_prefix="/")
-    yield ServedApp(app_args, f"http://127.0.0.1:{port}")
+    yield ServedApp(app_args, f"http://127.0.0.1:{http_port}")

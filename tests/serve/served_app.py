@@ -41,10 +41,11 @@ class ServedApp:
 
     args: AppArgs
     base_url: str
+    name: str = APP
 
     @property
     def coordinator(self) -> DeploymentHandle:
-        return serve.get_deployment_handle("Coordinator", APP)
+        return serve.get_deployment_handle("Coordinator", self.name)
 
     def engine(self) -> ServeEngine:
         """A gateway's end; bound to the event loop that uses it first."""
@@ -69,6 +70,7 @@ async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:
     stats = GenerationStats()
     async for chunk in engine.generate(request):
         token_ids += chunk.token_ids
+        stats.num_cached_tokens += chunk.num_cached_tokens or 0
         if chunk.cycle is not None:
             stats.add(chunk.cycle)
         if chunk.finish_reason is not None:

@@ -97,7 +97,7 @@ def test_pull_and_alias_draft_the_same(local_ray: None, app_args: AppArgs) -> No
         features = app_args.features.model_copy(update={"mode": mode})
         args = app_args.model_copy(update={"features": features})
         group, sink = EngineGroup(args, make_spec(args)), _Keep()
-        coordinator = Coordinator(group.ring, sink, group.limits, "static:8")
+        coordinator = Coordinator(group.rings[0], sink, group.limits, "static:8")
         coordinator.submit(GenerationRequest("r", list(range(100, 400)), 60))
         while coordinator.step():
             pass

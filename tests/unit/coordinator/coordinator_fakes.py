@@ -13,7 +13,17 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from recording_sink import RecordingSink
+from toy_target import (
+    VOCAB,
+    Drafter,
+    advance,
+    always_right,
+    next_token,
+    plain_generation,
+    start_state,
+)
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import (
     GenerationRequest,
@@ -24,82 +34,7 @@ from dflash_wire.records import (
 )
 from gateway.coordinator import Coordinator
 
-VOCAB = 211
-_MASK = (1 << 61) - 1
-
-Drafter = Callable[[int, int], list[int]]
 Sabotage = Callable[[StepPlan, StepResult], StepResult]
-
-
-# ----- the toy target ---------------------------------------------------------------------------
-
-
-def start_state(seed: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + 0x1234567) & _MASK
-
-
-def advance(state: int, token_id: int) -> int:
-    return ((state ^ (token_id + 1)) * 0xBF58476D1CE4E5B9 + 0x94D049BB) & _MASK
-
-
-def next_token(state: int) -> int:
-    return (state >> 29) % VOCAB
-
-
-def read(token_ids: Iterable[int], seed: int) -> int:
-    state = start_state(seed)
-    for token_id in token_ids:
-        state = advance(state, token_id)
-    return state
-
-
-def plain_generation(request: GenerationRequest, max_context: int) -> tuple[list[int], str]:
-    """What the target alone would answer, and why it would end."""
-    state = read(request.prompt_token_ids, request.sampling.seed)
-    output: list[int] = []
-    while True:
-        output.append(next_token(state))
-        state = advance(state, output[-1])
-        if output[-1] in request.stop_token_ids:
-            return output, "stop"
-        num_tokens = len(request.prompt_token_ids) + len(output)
-        if len(output) == request.max_tokens or num_tokens == max_context:
-            return output, "length"
-
-
-# ----- drafters: (state after the anchor, number of drafts) -> draft tokens ---------------------
-
-
-def always_right(state: int, num_drafts: int) -> list[int]:
-    drafts: list[int] = []
-    for _ in range(num_drafts):
-        drafts.append(next_token(state))
-        state = advance(state, drafts[-1])
-    return drafts
-
-
-def always_wrong(state: int, num_drafts: int) -> list[int]:
-    return [(token_id + 1) % VOCAB for token_id in always_right(state, num_drafts)]
-
-
-def half_right(state: int, num_drafts: int) -> list[int]:
-    right = always_right(state, num_drafts)
-    keep = num_drafts // 2
-    return right[:keep] + [(token_id + 1) % VOCAB for token_id in right[keep:]]
-
-
-def random_drafts(state: int, num_drafts: int) -> list[int]:
-    noise = [advance(state, 1000 + i) for i in range(num_drafts)]
-    right = always_right(state, num_drafts)
-    return [r if n % 4 else n % VOCAB for r, n in zip(right, noise, strict=True)]
-
-
-DRAFTERS: dict[str, Drafter] = {
-    "always_right": always_right,
-    "always_wrong": always_wrong,
-    "half_right": half_right,
-    "random": random_drafts,
-}
 
 
 # ----- the ring ---------------------------------------------------------------------------------
@@ -126,15 +61,15 @@ class Entry(NamedTuple):
 
 
 class FakeRing:
-    """Drafter and verifier in one, checking every invariant of the plans it gets.
+    """Drafters and verifier in one, checking every invariant of the plans it gets.
 
     Coordinators turn exceptions of the ring into failed requests, so broken invariants are also
     kept in ``violations``; tests must look there (``Bench`` does).
     """
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter = always_right) -> None:
+    def __init__(self, limits: EngineLimits, *drafters: Drafter) -> None:
         self.limits = limits
-        self.drafter = drafter
+        self.drafters = drafters or (always_right,)
         self.plans: list[StepPlan] = []
         self.violations: list[str] = []
         self.sabotage: Sabotage | None = None
@@ -151,7 +86,7 @@ class FakeRing:
     def lose_everything(self) -> None:
         """Empty all pools, as a replaced executor would."""
         self._kv: dict[int, Entry] = {}
-        self._context: dict[int, Entry] = {}
+        self._context: list[dict[int, Entry]] = [{} for _ in self.drafters]
         self._features: dict[int, Entry] = {}
 
     def send(self, plan: StepPlan) -> None:
@@ -220,7 +155,8 @@ class FakeRing:
         assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
         for row in plan.rows:
-            assert 1 <= row.width <= self.limits.max_draft_block_size, f"width {row.width}"
+            drafter = self.limits.all_drafters[row.drafter]
+            assert 1 <= row.width <= drafter.max_draft_block_size, f"width {row.width}"
             assert len(row.token_ids) >= 1, "an empty row"
             end = row.start_position + row.num_positions
             assert end <= self.limits.max_context, f"row {row.seq_id} leaves the context"
@@ -249,7 +185,8 @@ class FakeRing:
             for i in range(ingest.num_tokens):
                 entry = self._features[ingest.feature_offset + i]
                 assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
-                self._context[self._slot(ingest.page_ids, entry.position)] = entry
+                slot = self._slot(ingest.page_ids, entry.position)
+                self._context[ingest.drafter][slot] = entry
 
     def _slot(self, page_ids: list[int], position: int) -> int:
         page, offset = divmod(position, self.limits.page_size)
@@ -258,7 +195,7 @@ class FakeRing:
     def _check_context(self, row: Row) -> None:
         """Check that the drafter's pool holds [0, start_position)."""
         for wanted in Entry.of(self._histories[row.seq_id][: row.start_position]):
-            held = self._context.get(self._slot(row.page_ids, wanted.position))
+            held = self._context[row.drafter].get(self._slot(row.page_ids, wanted.position))
             assert held == wanted, f"drafter context has {held}, not {wanted}"
 
     def _read_prefix(self, row: Row) -> int:
@@ -281,8 +218,9 @@ class FakeRing:
 
     def _prefill(self, row: Row, offset: int) -> list[int]:
         history = self._histories.setdefault(row.seq_id, [])
-        if row.start_position and not history:
-            history.extend(self._cached_tokens(row))
+        if row.start_position > len(history):
+            # Others have computed this beginning, all of it or what a preempted prefill had left.
+            history.extend(self._cached_tokens(row)[len(history) :])
         end = row.start_position + len(row.token_ids)
         known = history[row.start_position : end]
         assert known == row.token_ids[: len(known)], "a prefill changed committed tokens"
@@ -298,7 +236,7 @@ class FakeRing:
         return [history[-1]]
 
     def _cached_tokens(self, row: Row) -> list[int]:
-        """The tokens in front of a first row that begins behind a cached prefix."""
+        """The tokens in front of a row that begins behind a cached prefix."""
         slots = [self._slot(row.page_ids, position) for position in range(row.start_position)]
         assert all(slot in self._kv for slot in slots), "the cached prefix is not in the KV pool"
         return [self._kv[slot].token_id for slot in slots]
@@ -308,7 +246,7 @@ class FakeRing:
         assert row.start_position == len(history) - 1, "the anchor must be the last committed token"
         assert row.token_ids == history[-1:], "a verify row carries the anchor alone"
         state = advance(self._read_prefix(row), row.token_ids[0])
-        drafts = self.drafter(state, row.width - 1)
+        drafts = self.drafters[row.drafter](state, row.width - 1)
         committed = [next_token(state)]
         for draft in drafts:
             if draft != committed[-1]:
@@ -323,7 +261,7 @@ class FakeRing:
 # ----- everything together ----------------------------------------------------------------------
 
 
-def make_limits(**changes: int) -> EngineLimits:
+def make_limits(drafters: tuple[DrafterLimits, ...] = (), **changes: int) -> EngineLimits:
     values = {
         "num_pages": 256,
         "page_size": 4,
@@ -332,7 +270,7 @@ def make_limits(**changes: int) -> EngineLimits:
         "max_context": 256,
         "max_draft_block_size": 16,
     }
-    return EngineLimits(**(values | changes))
+    return EngineLimits(**(values | changes), drafters=drafters)
 
 
 def make_request(
@@ -345,6 +283,7 @@ def make_request(
     family: int | None = None,
     salt: str = "",
     priority: int = 0,
+    drafter: str | None = None,
 ) -> GenerationRequest:
     """Prompts of one ``family`` begin alike; without one, prompts differ from their first token."""
     first = 3 * seed + num_prompt if family is None else 50 * family
@@ -360,6 +299,7 @@ def make_request(
         frame_address=f"to-{seed % 3}",
         cache_salt=salt,
         priority=priority,
+        drafter=drafter,
     )
 
 
@@ -369,12 +309,14 @@ class Bench:
     def __init__(
         self,
         limits: EngineLimits | None = None,
-        drafter: Drafter = always_right,
+        drafter: Drafter | tuple[Drafter, ...] = always_right,
         policy: str = "static:4",
         **kwargs: object,
     ) -> None:
         self.limits = limits or make_limits()
-        self.ring = FakeRing(self.limits, drafter)
+        drafters = drafter if isinstance(drafter, tuple) else (drafter,)
+        assert len(drafters) == len(self.limits.all_drafters)
+        self.ring = FakeRing(self.limits, *drafters)
         self.sink = RecordingSink()
         self.coordinator = Coordinator(self.ring, self.sink, self.limits, policy, **kwargs)  # type: ignore[arg-type]
         self.requests: dict[str, GenerationRequest] = {}

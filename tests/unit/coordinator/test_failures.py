@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from coordinator_fakes import Bench, Sabotage, always_wrong, make_limits, make_request
+from coordinator_fakes import Bench, Sabotage, make_limits, make_request
+from toy_target import always_wrong
 
 from dflash_wire.errors import (
     DFlashError,

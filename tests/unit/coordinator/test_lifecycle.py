@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from coordinator_fakes import Bench, always_wrong, half_right, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import always_wrong, half_right
 
 from dflash_wire.errors import (
     ConfigError,

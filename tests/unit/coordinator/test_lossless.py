@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from coordinator_fakes import DRAFTERS, Bench, make_limits, make_request, plain_generation
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import DRAFTERS, plain_generation
 
 ROOMY = make_limits()
 CHUNKED = make_limits(max_step_positions=17, max_rows=4)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_fakes import Bench, always_wrong, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_target import always_wrong
 
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import StepPlan, StepResult
@@ -58,15 +59,15 @@ def test_released_pages_are_found_until_they_are_needed() -> None:
     pages = PageAllocator(4, 2)
     names = names_of([1, 2, 3, 4], 2)
     pages.ensure(0, 5)
-    pages.name_pages(0, names, has_context=True)
+    pages.name_pages(0, names, context=0)
     pages.release(0)
     assert (pages.num_free, pages.num_idle) == (4, 2)
-    assert pages.match(names, needs_context=True) == [0, 1]
+    assert pages.match(names, context=0) == [0, 1]
     pages.ensure(1, 4)
     assert pages.table(1) == [2, 3], "unused pages go first"
     pages.ensure(2, 1)
     assert pages.table(2) == [1], "then the end of the oldest prefix"
-    assert pages.match(names, needs_context=True) == [0]
+    assert pages.match(names, context=0) == [0]
     pages.check_integrity()
 
 
@@ -74,8 +75,8 @@ def test_a_shared_page_returns_when_its_last_holder_does() -> None:
     pages = PageAllocator(3, 2)
     names = names_of([1, 2], 2)
     pages.ensure(0, 3)
-    pages.name_pages(0, names, has_context=True)
-    pages.adopt(1, pages.match(names, needs_context=True))
+    pages.name_pages(0, names, context=0)
+    pages.adopt(1, pages.match(names, context=0))
     pages.check_integrity()
     pages.release(0)
     assert (pages.num_free, pages.num_idle) == (2, 0)
@@ -87,9 +88,9 @@ def test_waking_idle_pages_does_not_count_them_twice() -> None:
     pages = PageAllocator(3, 2)
     names = names_of([1, 2, 3, 4], 2)
     pages.ensure(0, 4)
-    pages.name_pages(0, names, has_context=True)
+    pages.name_pages(0, names, context=0)
     pages.release(0)
-    hits = pages.match(names, needs_context=True)
+    hits = pages.match(names, context=0)
     assert pages.can_start(hits, 6)
     assert not pages.can_start(hits, 7)
     assert pages.can_start([], 6) and not pages.can_start([], 7)
@@ -99,40 +100,56 @@ def test_pages_without_context_serve_only_who_needs_none() -> None:
     pages = PageAllocator(4, 2)
     names = names_of([1, 2], 2)
     pages.ensure(0, 2)
-    pages.name_pages(0, names, has_context=False)
-    assert pages.match(names, needs_context=False) == [0]
-    assert pages.match(names, needs_context=True) == []
+    pages.name_pages(0, names, context=None)
+    assert pages.match(names, context=None) == [0]
+    assert pages.match(names, context=0) == []
     pages.ensure(1, 2)
-    pages.name_pages(1, names, has_context=True)
-    assert pages.match(names, needs_context=True) == pages.match(names, needs_context=False) == [1]
+    pages.name_pages(1, names, context=0)
+    assert pages.match(names, context=0) == pages.match(names, context=None) == [1]
+
+
+def test_pages_with_the_context_of_one_drafter_are_of_no_use_to_another() -> None:
+    pages = PageAllocator(4, 2, num_drafters=2)
+    names = names_of([1, 2], 2)
+    pages.ensure(0, 2)
+    pages.name_pages(0, names, context=1)
+    assert pages.match(names, context=0) == []
+    assert pages.match(names, context=1) == pages.match(names, context=None) == [0]
+    pages.ensure(1, 2)
+    pages.name_pages(1, names, context=0)
+    assert [pages.match(names, context) for context in (0, 1)] == [[1], [0]]
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     num_pages=st.integers(1, 10),
     actions=st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 14), st.booleans()),
+        st.tuples(
+            st.integers(0, 3),
+            st.integers(0, 1),
+            st.integers(0, 14),
+            st.sampled_from([None, 0, 1]),
+        ),
         max_size=40,
     ),
 )
-def test_random_sharing(num_pages: int, actions: list[tuple[int, int, int, bool]]) -> None:
+def test_random_sharing(num_pages: int, actions: list[tuple[int, int, int, int | None]]) -> None:
     """Free, idle and held pages always add up, and a match is always a beginning."""
-    pages, running = PageAllocator(num_pages, 2), {}
-    for seq_id, family, length, has_context in actions:
+    pages, running = PageAllocator(num_pages, 2, num_drafters=2), {}
+    for seq_id, family, length, context in actions:
         if seq_id in running:
-            names, context = running.pop(seq_id)
-            pages.name_pages(seq_id, names, context)
+            pages.name_pages(seq_id, *running.pop(seq_id))
             pages.check_integrity()
             pages.release(seq_id)
         else:
             names = names_of([100 * family + i for i in range(length)], 2)
-            hits = pages.match(names, has_context)
+            hits = pages.match(names, context)
             assert len(hits) <= len(names) and len(set(hits)) == len(hits)
             if pages.can_start(hits, length):
                 pages.adopt(seq_id, hits)
                 assert pages.ensure(seq_id, length)
                 assert pages.table(seq_id)[: len(hits)] == hits
-                running[seq_id] = (names, has_context)
+                running[seq_id] = (names, context)
         pages.check_integrity()
 
 

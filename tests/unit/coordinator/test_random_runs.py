@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator_fakes import DRAFTERS, Bench, make_limits, make_request, plain_generation
+from coordinator_fakes import Bench, make_limits, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from toy_target import DRAFTERS, plain_generation
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import GenerationRequest, StepPlan, StepResult
+
+NAMES = ("default", "second", "third")
 
 
 def fail(plan: StepPlan, result: StepResult) -> StepResult:
@@ -21,7 +25,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     """Whatever happens, each request ends once and right, and every page comes back."""
 
     @initialize(
-        drafter=st.sampled_from(sorted(DRAFTERS)),
+        drafters=st.lists(st.sampled_from(sorted(DRAFTERS)), min_size=1, max_size=3),
         num_pages=st.integers(6, 20),
         max_rows=st.integers(1, 5),
         max_step_positions=st.integers(8, 30),
@@ -29,13 +33,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
     )
     def build(
         self,
-        drafter: str,
+        drafters: list[str],
         num_pages: int,
         max_rows: int,
         max_step_positions: int,
         cohorts: tuple[int, ...],
     ) -> None:
         limits = make_limits(
+            # Not all of a size: a request's width must be one of its own drafter's.
+            drafters=tuple(DrafterLimits(NAMES[i], 8 - i) for i in range(len(drafters))),
             num_pages=num_pages,
             page_size=3,
             max_rows=max_rows,
@@ -43,18 +49,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
             max_context=min(40, num_pages * 3),
             max_draft_block_size=8,
         )
-        self.bench = Bench(limits, DRAFTERS[drafter], cohorts=cohorts)
+        self.bench = Bench(limits, tuple(DRAFTERS[name] for name in drafters), cohorts=cohorts)
         self.cancelled: dict[str, int] = {}
         self.num_requests = 0
 
     @rule(
         num_prompt=st.integers(1, 17),
         max_tokens=st.integers(1, 30),
-        policy=st.sampled_from([None, "off", "static:2", "static:5", "static:8"]),
+        policy=st.sampled_from([None, "off", "static:2", "static:5", "static:6"]),
         num_stops=st.integers(0, 3),
         family=st.sampled_from([None, 0, 0, 1]),
         salt=st.sampled_from(["", "", "other"]),
         priority=st.integers(-1, 1),
+        drafter=st.sampled_from([None, *NAMES]),
     )
     def submit(
         self,
@@ -65,18 +72,32 @@ class CoordinatorMachine(RuleBasedStateMachine):
         family: int | None,
         salt: str,
         priority: int,
+        drafter: str | None,
     ) -> None:
         i = self.num_requests
         stops = [(i * 31 + 17 * k) % 211 for k in range(10 * num_stops)]
         self._submit(
             make_request(
-                f"r{i}", num_prompt, max_tokens, i % 4, stops, policy, family, salt, priority
+                f"r{i}",
+                num_prompt,
+                max_tokens,
+                i % 4,
+                stops,
+                policy,
+                family,
+                salt,
+                priority,
+                self._served(drafter),
             )
         )
 
     @precondition(lambda self: self.num_requests > 0)
-    @rule(data=st.data(), policy=st.sampled_from(["off", "static:5"]))
-    def follow_up(self, data: st.DataObject, policy: str) -> None:
+    @rule(
+        data=st.data(),
+        policy=st.sampled_from(["off", "static:5"]),
+        drafter=st.sampled_from([None, *NAMES]),
+    )
+    def follow_up(self, data: st.DataObject, policy: str, drafter: str | None) -> None:
         """The next turn of a conversation: an earlier prompt, what came of it, and a little more."""
         earlier = f"r{data.draw(st.integers(0, self.num_requests - 1))}"
         request = self.bench.requests[earlier]
@@ -88,8 +109,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
                     request_id=f"r{self.num_requests}",
                     prompt_token_ids=prompt,
                     policy=policy,
+                    drafter=self._served(drafter),
                 )
             )
+
+    def _served(self, drafter: str | None) -> str | None:
+        names = {limits.name for limits in self.bench.limits.all_drafters}
+        return drafter if drafter in names else None
 
     def _submit(self, request: GenerationRequest) -> None:
         self.num_requests += 1

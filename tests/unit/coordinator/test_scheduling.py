@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from coordinator_fakes import DRAFTERS, Bench, always_wrong, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import DRAFTERS, always_wrong
 
 from dflash_wire.records import StepPlan
 from gateway.coordinator.waiting import MAX_OVERTAKES

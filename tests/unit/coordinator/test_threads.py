@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator_fakes import Bench, half_right, make_limits, make_request, random_drafts
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import half_right, random_drafts
 
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import StepPlan

@@ -81,14 +81,21 @@ def random_weights(vocab_size: int = VOCAB, seed: int = 5) -> BorrowedWeights:
 
 
 def make_engine(
-    path: Path, borrowed: BorrowedWeights | None = None, num_rows: int = 64, num_pages: int = 32
+    path: Path,
+    borrowed: BorrowedWeights | None = None,
+    num_rows: int = 64,
+    num_pages: int = 32,
+    num_lanes: int = 1,
+    num_taps: int | None = None,
+    index: int = 0,
+    taps: list[int] | None = None,
 ) -> DrafterEngine:
     """An engine whose pools start full of noise, so that a wrong read shows."""
     model = load_draft_model(path, torch.float32, GATHERED)
     config = model.config
     pool = PagedPool(
         config.num_hidden_layers,
-        num_pages,
+        num_lanes * num_pages,
         PAGE_SIZE,
         config.num_key_value_heads,
         config.head_dim,
@@ -97,8 +104,10 @@ def make_engine(
     )
     generator = torch.Generator().manual_seed(11)
     pool.data.normal_(std=5.0, generator=generator)
-    features = torch.randn(num_rows, len(model.target_layer_ids) * HIDDEN, generator=generator)
-    return DrafterEngine(model, borrowed or random_weights(config.vocab_size), pool, features)
+    width = (num_taps or len(model.target_layer_ids)) * HIDDEN
+    features = [torch.randn(num_rows, width, generator=generator) for _ in range(num_lanes)]
+    borrowed = borrowed or random_weights(config.vocab_size)
+    return DrafterEngine(model, borrowed, pool, features, index, taps)
 
 
 def page_tables(num_sequences: int, num_pages: int = 32, seed: int = 3) -> list[list[int]]:

@@ -63,7 +63,7 @@ def test_ingest_writes_its_positions_only(engine: DrafterEngine) -> None:
     written = torch.cat([engine.pool.slots(pages, 3, 9), engine.pool.slots(other, 0, 2)])
     untouched = [s for s in range(engine.pool.num_slots) if s not in written.tolist()]
     assert torch.equal(engine.pool.data[:, untouched], before[:, untouched])
-    features = engine.feature_pool[[*range(2, 8), 20, 21]]
+    features = engine.feature_pools[0][[*range(2, 8), 20, 21]]
     positions = torch.tensor([*range(3, 9), 0, 1])
     with torch.inference_mode():
         expected = engine.model.context_kv(engine.model.project(features), positions)
@@ -88,7 +88,7 @@ def drafts_after(engine: DrafterEngine, dropped: int | None) -> list[list[int]]:
     """Drafts for ten anchors after ten positions of context, one of them perhaps without features."""
     (pages,) = page_tables(1)
     if dropped is not None:
-        engine.feature_pool[dropped] = 0.0
+        engine.feature_pools[0][dropped] = 0.0
     rows = [verify_row(anchor, 10, pages, 16) for anchor in range(0, 60, 6)]
     return engine.run(StepPlan(0, rows, [Ingest(0, 10, 0, pages)])).draft_token_ids
 

@@ -102,7 +102,7 @@ def test_logits_over_cycles(
         cache.crop(start - cache.get_seq_length())
         expected = linear(hidden[1:], weights.head)
 
-        ours.feature_pool[5 : 5 + count] = chunk
+        ours.feature_pools[0][5 : 5 + count] = chunk
         plan = StepPlan(
             cycle,
             [verify_row(anchor, start, pages, width)],
@@ -196,7 +196,7 @@ class Pair:
         )
         borrowed = load_borrowed_weights(self.target_path, torch.float32, cpu)
         drafter = make_engine(self.draft_path, borrowed, num_pages=96)
-        drafter.feature_pool = features
+        drafter.feature_pools[0] = features
         verifier = VerifierEngine(target, pool, features, taps)
         sink = ListSink()
         return Coordinator(

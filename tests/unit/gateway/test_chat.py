@@ -74,6 +74,7 @@ async def test_raw_stream(serve: Serve, encode: Encode) -> None:
     assert [("dflash" in chunk) for chunk in chunks] == [False, False, False, True]
     assert chunks[-1]["dflash"] == {
         "policy": "static:8",
+        "drafter": "default",
         "seed": 5,
         "num_cycles": 2,
         "num_draft_tokens": 2 * NUM_DRAFT_TOKENS,
@@ -183,6 +184,7 @@ async def test_stop_string_across_chunks_ends_the_request(serve: Serve, encode: 
     del body["dflash"]["seed"]
     assert body["dflash"] == {
         "policy": "static:8",
+        "drafter": "default",
         "num_cycles": 1,
         "num_draft_tokens": NUM_DRAFT_TOKENS,
         "num_accepted_drafts": len(completing),

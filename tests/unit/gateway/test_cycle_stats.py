@@ -72,5 +72,6 @@ def test_cycles_and_prefills_make_up_all_tokens(
     is_cut = bool(expected) and last.num_tokens not in {end for _, end in spans}
     assert stats.num_accepted_drafts == sum(expected) - len(expected) + is_cut
     sample = metrics.registry.get_sample_value
-    assert sample("dflash_committed_tokens_total") == sum(expected)
+    labels = {"drafter": "default"}
+    assert sample("dflash_committed_tokens_total", labels) == sum(expected)
     assert sample("dflash_completion_tokens_total") == last.num_tokens

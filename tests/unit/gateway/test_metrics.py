@@ -41,13 +41,13 @@ async def test_counts_after_requests(serve: Serve, encode: Encode) -> None:
     assert got["dflash_errors_total", "not_found"] == 1
     assert got["dflash_prompt_tokens_total",] == len(encode("one two")) + len(encode("one"))
     assert got["dflash_completion_tokens_total",] == 2 * (len(encode("the quick")) + 8)
-    assert got["dflash_cycles_total",] == 6
-    assert got["dflash_committed_tokens_total",] == 16
-    assert got["dflash_draft_tokens_total",] == 6 * NUM_DRAFT_TOKENS
-    assert [got["dflash_accepted_drafts_total", str(k)] for k in (1, 2, 3)] == [4, 4, 2]
-    assert got["dflash_draft_seconds_total",] == pytest.approx(0.06)
-    assert got["dflash_verify_seconds_total",] == pytest.approx(0.12)
-    assert got["dflash_overhead_seconds_total",] == pytest.approx(0.003)
+    assert got["dflash_cycles_total", "default"] == 6
+    assert got["dflash_committed_tokens_total", "default"] == 16
+    assert got["dflash_draft_tokens_total", "default"] == 6 * NUM_DRAFT_TOKENS
+    assert [got["dflash_accepted_drafts_total", "default", str(k)] for k in (1, 2, 3)] == [4, 4, 2]
+    assert got["dflash_draft_seconds_total", "default"] == pytest.approx(0.06)
+    assert got["dflash_verify_seconds_total", "default"] == pytest.approx(0.12)
+    assert got["dflash_overhead_seconds_total", "default"] == pytest.approx(0.003)
     assert got["dflash_time_to_first_token_seconds_count",] == 2
     assert got["dflash_time_per_output_token_seconds_count",] == 2
     assert got["dflash_requests_running",] == 0
@@ -127,12 +127,12 @@ async def test_tokens_after_a_stop_string_are_not_counted(serve: Serve, encode: 
     assert body["usage"]["completion_tokens"] == 2 * num_the + 1
     assert got["dflash_completion_tokens_total",] == 2 * num_the + 1
     # The drafts up to the stop string were committed, and so was the one that completed it.
-    assert got["dflash_cycles_total",] == 1
-    assert got["dflash_committed_tokens_total",] == num_the + 1
-    assert [got["dflash_accepted_drafts_total", str(k + 1)] for k in range(num_the + 1)] == [1] * (
-        num_the + 1
-    )
-    assert ("dflash_accepted_drafts_total", str(num_the + 2)) not in got
+    assert got["dflash_cycles_total", "default"] == 1
+    assert got["dflash_committed_tokens_total", "default"] == num_the + 1
+    assert [
+        got["dflash_accepted_drafts_total", "default", str(k + 1)] for k in range(num_the + 1)
+    ] == [1] * (num_the + 1)
+    assert ("dflash_accepted_drafts_total", "default", str(num_the + 2)) not in got
 
 
 @pytest.mark.asyncio
@@ -140,8 +140,8 @@ async def test_cycles_of_a_failed_sequence_are_counted(serve: Serve, encode: Enc
     served = serve([encode("the"), cycle(encode(" fox")), ValueError("broken")])
     assert (await served.chat()).status_code == 500
     got = samples(served.metrics.render().decode())
-    assert got["dflash_cycles_total",] == 1
-    assert got["dflash_committed_tokens_total",] == len(encode(" fox"))
+    assert got["dflash_cycles_total", "default"] == 1
+    assert got["dflash_committed_tokens_total", "default"] == len(encode(" fox"))
 
 
 @pytest.mark.asyncio
@@ -164,10 +164,12 @@ async def test_acceptance_is_counted_by_how_the_prompt_began(serve: Serve, encod
     served.engine.script = lambda _: [TokenChunk("", one, num_cached_tokens=0), plain, last(one)]
     await served.chat()
     got = samples(served.metrics.render().decode())
-    assert got["dflash_prefix_cycles_total", "hit"] == 3
-    assert got["dflash_prefix_cycle_tokens_total", "hit"] == 7
-    assert got["dflash_prefix_cycles_total", "miss"] == 1, "a cycle without drafts says nothing"
-    assert got["dflash_prefix_cycle_tokens_total", "miss"] == 1
+    assert got["dflash_prefix_cycles_total", "default", "hit"] == 3
+    assert got["dflash_prefix_cycle_tokens_total", "default", "hit"] == 7
+    assert got["dflash_prefix_cycles_total", "default", "miss"] == 1, (
+        "a cycle without drafts says nothing"
+    )
+    assert got["dflash_prefix_cycle_tokens_total", "default", "miss"] == 1
 
 
 @pytest.mark.asyncio
@@ -208,4 +210,4 @@ async def test_metrics_answer_while_the_engine_starts() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         response = await client.get("/metrics")
     assert response.status_code == 200
-    assert "dflash_cycles_total 0.0" in response.text
+    assert 'dflash_cycles_total{drafter="default"} 0.0' in response.text

@@ -41,7 +41,6 @@ UNSUPPORTED_CHAT = {
     "modalities": ["text", "audio"],
     "prediction": {"type": "content"},
     "reasoning_effort": "high",
-    "chat_template_kwargs": {"enable_thinking": False},
 }
 NEUTRAL = {
     "n": 1,
@@ -99,6 +98,11 @@ async def test_nested_unsupported(serve: Serve) -> None:
     served = serve([])
     calls = [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]
     check_refused(await served.chat(messages=calls), "messages[0].tool_calls", served)
+    check_refused(
+        await served.chat(chat_template_kwargs={"enable_thinking": True, "tone": "dry"}),
+        "chat_template_kwargs.tone",
+        served,
+    )
     options = {"continuous_usage_stats": True}
     response = await served.chat(stream=True, stream_options=options)
     check_refused(response, "stream_options.continuous_usage_stats", served)

@@ -55,6 +55,15 @@ def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
         ({"model": {"id": ""}}, r"model\.id"),
         ({"verifier": {"num_cpus": float("inf")}}, r"verifier\.num_cpus"),
         ({"engine": {"num_pages": 10**14}}, r"engine\.num_pages"),
+        ({"drafter": {"shared_by": 0}}, r"drafter\.shared_by"),
+        ({"verifier": {"shared_by": 2}}, r"verifier\.shared_by"),
+        ({"model": {"drafters": {"a b": "x"}}}, r"model\.drafters"),
+        ({"model": {"drafters": {"default": "x"}}}, "'default' has a meaning of its own"),
+        ({"model": {"drafters": {"none": "x"}}}, "'none' has a meaning of its own"),
+        (
+            {"model": {"thinking_drafter": "x"}},
+            "thinking_drafter: there is no drafter 'x', only default",
+        ),
     ],
 )
 def test_wrong_values_are_named(values: dict[str, Any], place: str) -> None:
@@ -80,3 +89,17 @@ def test_every_section_is_strict_and_every_field_described() -> None:
 def test_an_unquoted_off_is_the_policy() -> None:
     """YAML reads it as false."""
     assert AppArgs.model_validate({"engine": {"policy": False}}).engine.policy == "off"
+
+
+def test_the_default_drafter_is_the_first() -> None:
+    model = AppArgs.model_validate(
+        {"model": {"drafter": "a", "drafters": {"b": "x", "c": "y"}, "non_thinking_drafter": "c"}}
+    ).model
+    assert list(model.all_drafters.items()) == [("default", "a"), ("b", "x"), ("c", "y")]
+    assert (model.thinking_drafter, model.non_thinking_drafter) == (None, "c")
+
+
+def test_lanes_have_a_cpu_each() -> None:
+    link = AppArgs.model_validate({"link": {"pin_cpu": 2}}).link
+    assert [link.for_lane(lane).pin_cpu for lane in range(3)] == [2, 3, 4]
+    assert AppArgs().link.for_lane(1).pin_cpu is None

@@ -114,7 +114,7 @@ def make_stage() -> Iterator[Callable[[Handler], Stage]]:
 
 
 def plan_message(step_id: int) -> list[bytes]:
-    return [PLAN, encode_plan(StepPlan(step_id, []))]
+    return [PLAN, encode_plan(StepPlan(step_id, [])), bytes([0])]
 
 
 def test_stage_passes_on_what_its_handler_returns(make_stage: Callable[[Handler], Stage]) -> None:
@@ -148,7 +148,8 @@ def test_handler_errors_become_messages_and_the_stage_goes_on(
 
     stage = make_stage(handler)
     with caplog.at_level(logging.CRITICAL, "services.executors"):
-        kind, frame = stage.exchange(plan_message(41))
+        kind, frame, route = stage.exchange(plan_message(41))
+    assert route == bytes([0])
     result = decode_result(frame)
     assert (kind, result.step_id, result.committed_token_ids) == (ERROR, 41, [])
     assert result.error is not None
@@ -205,7 +206,7 @@ def test_a_step_starts_where_its_work_is() -> None:
     """Only steps with something to draft or ingest go through the drafter."""
     drafter, verifier = Inbound("ipc", 1.0), Inbound("ipc", 1.0)
     ring = ZmqRing(LinkArgs())
-    ring.connect(drafter.address, verifier.address)
+    ring.connect([drafter.address], verifier.address)
     answers = Outbound(ring.address)
     plans = [
         StepPlan(1, [Row(0, [5], 4, [0])]),
@@ -221,7 +222,7 @@ def test_a_step_starts_where_its_work_is() -> None:
         assert message is not None
         assert decode_plan(message[1]) == plan
         if stage is verifier:
-            assert decode_drafts(message[2]) == DraftResult(plan.step_id, [[]])
+            assert decode_drafts(message[3]) == DraftResult(plan.step_id, [[]])
     for socket in (drafter, verifier, answers, ring):
         socket.close()
 
@@ -229,7 +230,7 @@ def test_a_step_starts_where_its_work_is() -> None:
 def test_no_step_overtakes_another_on_the_short_way() -> None:
     drafter, verifier = Inbound("ipc", 1.0), Inbound("ipc", 1.0)
     ring = ZmqRing(LinkArgs())
-    ring.connect(drafter.address, verifier.address)
+    ring.connect([drafter.address], verifier.address)
     answers = Outbound(ring.address)
     ring.send(StepPlan(1, [Row(0, [5], 4, [0], width=4)]))
     ring.send(

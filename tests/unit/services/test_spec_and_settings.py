@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError
 from gateway.state import SamplingDefaults
 from services.config import AppArgs
 from services.engines import engine_limits
 from services.model_paths import resolve_model_path
 from services.settings import gateway_settings
-from services.spec import EngineSpec, make_spec
+from services.spec import DrafterSpec, EngineSpec, make_spec
 
 pytestmark = pytest.mark.unit
 
@@ -55,12 +56,13 @@ def test_spec_carries_every_argument(pair: Path) -> None:
             "max_context": 15,
         },
         verifier={"num_threads": 16},
-        drafter={"num_threads": 17},
+        drafter={"num_threads": 17, "shared_by": 3},
     )
     spec = make_spec(args)
     assert spec == EngineSpec(
         target_path=str(pair / "target"),
-        drafter_path=str(pair / "drafter"),
+        drafters=(DrafterSpec("default", str(pair / "drafter")),),
+        num_lanes=3,
         dtype="bfloat16",
         device="cuda",
         num_pages=11,
@@ -113,7 +115,7 @@ def test_a_small_pool_bounds_the_context(pair: Path) -> None:
     args = make_args(pair, engine={"num_pages": 4, "page_size": 16, "policy": "off"})
     spec = make_spec(args)
     assert gateway_settings(args, spec).max_context == 64
-    assert engine_limits(spec, 4096, 8).max_context == 64
+    assert engine_limits(spec, 4096, [8]).max_context == 64
 
 
 def test_relative_folders_start_at_the_working_directory(
@@ -215,3 +217,30 @@ def test_missing_config(pair: Path, name: str) -> None:
     (pair / name / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"config\.json is missing"):
         gateway_settings(args, spec)
+
+
+def test_every_drafter_has_its_limits(pair: Path) -> None:
+    write(pair / "second", "config.json", {**DRAFT, "block_size": 12})
+    drafters = {"second": str(pair / "second")}
+    settings = settings_of(pair, model={"drafters": drafters, "thinking_drafter": "second"})
+    assert settings.drafters == (DrafterLimits("default", 8), DrafterLimits("second", 12))
+    assert settings.max_draft_block_size == 12
+    assert (settings.thinking_drafter, settings.non_thinking_drafter) == ("second", None)
+    args = make_args(pair, model={"drafters": drafters})
+    limits = engine_limits(make_spec(args), 4096, [8, 12])
+    assert (limits.drafters, limits.max_draft_block_size) == (settings.drafters, 12)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({**DRAFT, "block_size": 4}, r"engine\.policy.*from 2 to 4"),
+        ({**DRAFT, "vocab_size": 999}, "vocab_size is 1000 in the target and vocab_size is 999"),
+    ],
+)
+def test_every_drafter_must_suit_the_target_and_the_policy(
+    pair: Path, second: dict[str, Any], message: str
+) -> None:
+    write(pair / "second", "config.json", second)
+    with pytest.raises(ConfigError, match=message):
+        settings_of(pair, model={"drafters": {"second": str(pair / "second")}})
