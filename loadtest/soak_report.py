@@ -24,8 +24,8 @@ class SoakReport:
     before_mib: dict[str, float]
     """Memory by role after the warm-up, idle; empty when it was not watched."""
     after_mib: dict[str, float]
-    samples_mib: list[float] = field(default_factory=list)
-    """All roles together, once a minute, under load."""
+    samples_mib: list[dict[str, float]] = field(default_factory=list)
+    """Memory by role, once a minute, under load: shows whether growth goes on."""
 
     def growth(self, role: str | None = None) -> float:
         """How much memory grew as a share; of all roles, or of one."""
@@ -65,7 +65,10 @@ class SoakReport:
             "before_mib": {role: round(mib, 1) for role, mib in self.before_mib.items()},
             "after_mib": {role: round(mib, 1) for role, mib in self.after_mib.items()},
             "growth": round(self.growth(), 4),
-            "samples_mib": [round(mib, 1) for mib in self.samples_mib],
+            "samples_mib": [
+                {role: round(mib, 1) for role, mib in sample.items() if mib >= MIN_ROLE_MIB}
+                for sample in self.samples_mib
+            ],
             "failures": self.tally.failures,
             "bars": self.bars(),
             "bars_met": all(self.bars().values()),

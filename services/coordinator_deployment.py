@@ -98,6 +98,7 @@ class CoordinatorDeployment:
             args.engine.policy,
             max_waiting=args.engine.max_waiting,
             caches_prefixes=args.engine.prefix_cache,
+            cohorts=(1, 2) if args.engine.cohorts == "auto" else (args.engine.cohorts,),
         )
         self._sink.cancel = self._coordinator.cancel
         self._thread = threading.Thread(

@@ -152,8 +152,8 @@ class GroupGauges:
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
 
-    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by the
-    previous step, belong to positions ``[start_position, start_position + num_tokens)``.
+    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by an earlier
+    step, belong to positions ``[start_position, start_position + num_tokens)``.
     """
 
     feature_offset: int
@@ -201,6 +201,8 @@ class StepPlan:
     rows: list[Row]
     ingests: list[Ingest] = field(default_factory=list)
     feature_base: int = 0
+    num_cohorts: int = 1
+    """Steps that are in flight at the same time while this one is."""
 
     @property
     def num_positions(self) -> int:
@@ -226,6 +228,8 @@ class DraftResult:
     parents: list[list[int]] | None = None
     """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
     ``n``-th draft token. None: every row is a chain."""
+    began_s: float = 0.0
+    """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
@@ -248,3 +252,6 @@ class StepResult:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     error: dict[str, str | None] | None = None
+    draft_began_s: float = 0.0
+    verify_began_s: float = 0.0
+    """When each began, for traces: one clock for all processes of one machine."""
