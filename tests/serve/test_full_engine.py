@@ -1,0 +1,51 @@
+"""An engine with as many requests as it takes is full, not unready."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from served_app import ServedApp
+
+from dflash_wire.records import GenerationRequest
+from services.serve_engine import ServeEngine
+
+pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
+
+PROMPT = list(range(100, 140))
+
+
+async def num_taken(engine: ServeEngine) -> int:
+    return sum(group.num_running + group.num_waiting for group in await engine.gauges())
+
+
+def test_readiness_and_gauges_pass_the_queue(served: ServedApp) -> None:
+    engine_args = served.args.engine
+    num_ongoing = engine_args.max_rows + engine_args.max_waiting
+
+    async def scenario() -> Any:
+        engine, tasks = served.engine(), []
+        # In parts: what waits in front of the replica at the same time is bounded as well. The last ones
+        # stay there.
+        for upto in (150, 300, num_ongoing + 20):
+            for i in range(len(tasks), upto):
+                request = GenerationRequest(f"r{i}", PROMPT, 1500, policy="off")
+                tasks.append(asyncio.ensure_future(anext(engine.generate(request))))
+            while await num_taken(engine) < min(upto, num_ongoing):
+                pass  # every question is a round trip
+        await engine.check_ready()
+        (group,) = await engine.gauges()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while await num_taken(engine):
+            pass
+        return group, (await engine.gauges())[0]
+
+    full, idle = asyncio.run(scenario())
+    assert full.num_running == engine_args.max_rows
+    assert full.num_waiting == engine_args.max_waiting
+    assert 0 < full.num_held_pages <= full.num_pages == engine_args.num_pages
+    assert idle.num_held_pages == 0
+    assert idle.group == full.group
