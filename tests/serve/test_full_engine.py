@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from served_app import ServedApp
 
-from dflash_wire.records import GenerationRequest
+from dflash_wire.records import GenerationRequest, TokenChunk
 from services.serve_engine import ServeEngine
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
@@ -25,20 +26,25 @@ def test_readiness_and_gauges_pass_the_queue(served: ServedApp) -> None:
     num_ongoing = engine_args.max_rows + engine_args.max_waiting
 
     async def scenario() -> Any:
-        engine, tasks = served.engine(), []
+        engine = served.engine()
+        streams: list[AsyncGenerator[TokenChunk, None]] = []
+        firsts: list[asyncio.Future[TokenChunk]] = []
         # In parts: what waits in front of the replica at the same time is bounded as well. The last ones
         # stay there.
         for upto in (150, 300, num_ongoing + 20):
-            for i in range(len(tasks), upto):
+            for i in range(len(streams), upto):
                 request = GenerationRequest(f"r{i}", PROMPT, 1500, policy="off")
-                tasks.append(asyncio.ensure_future(anext(engine.generate(request))))
+                streams.append(engine.generate(request))
+                firsts.append(asyncio.ensure_future(anext(streams[-1])))
             while await num_taken(engine) < min(upto, num_ongoing):
                 pass  # every question is a round trip
         await engine.check_ready()
         (group,) = await engine.gauges()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for first in firsts:
+            first.cancel()
+        await asyncio.gather(*firsts, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
         while await num_taken(engine):
             pass
         return group, (await engine.gauges())[0]
