@@ -61,7 +61,7 @@ class MinuteSampler:
         self._memory = memory
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.samples_mib: list[float] = []
+        self.samples_mib: list[dict[str, float]] = []
 
     def __enter__(self) -> MinuteSampler:
         if self._memory is not None:
@@ -76,8 +76,8 @@ class MinuteSampler:
     def _run(self) -> None:
         assert self._memory is not None
         while not self._ended.wait(SAMPLE_PERIOD_S):
-            self.samples_mib.append(sum(self._memory.read().values()))
-            print(f"{self.samples_mib[-1]:.0f} MiB", file=sys.stderr)
+            self.samples_mib.append(self._memory.read())
+            print(f"{sum(self.samples_mib[-1].values()):.0f} MiB", file=sys.stderr)
 
 
 def soak(options: argparse.Namespace, url: str) -> SoakReport:

@@ -32,6 +32,7 @@ from dflash_wire.records import (
     TokenChunk,
 )
 from gateway.coordinator import Coordinator
+from services.local import ONE_AFTER_ANOTHER
 
 BAR_MS = 0.5
 """Planning and committing together, at 32 rows."""
@@ -77,13 +78,12 @@ class InstantRing:
         self.plan = plan
 
     def receive(self, step_id: int) -> StepResult:
-        """Answer it."""
-        plan = self.plan
+        """Answer the step that was sent last."""
         committed = [
             [1] * (int(row.samples) if row.is_prefill else min(NUM_ACCEPTED + 1, row.width))
-            for row in plan.rows
+            for row in self.plan.rows
         ]
-        return StepResult(plan.step_id, committed)
+        return StepResult(step_id, committed)
 
     @property
     def num_decoding(self) -> int:
@@ -134,7 +134,9 @@ def start_decoding(num_rows: int, num_prompt: int) -> tuple[Coordinator, Instant
         max_draft_block_size=16,
     )
     ring, sink = InstantRing(), EncodingSink()
-    coordinator = Coordinator(ring, sink, limits, "off", clock=time.thread_time, cohorts=(1,))
+    coordinator = Coordinator(
+        ring, sink, limits, "off", clock=time.thread_time, cohorts=ONE_AFTER_ANOTHER
+    )
     for request in make_requests(num_rows, num_prompt):
         coordinator.submit(request)
     while ring.num_decoding < num_rows:

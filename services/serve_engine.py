@@ -73,23 +73,34 @@ class ServeEngine:
                     response.cancel()  # type: ignore[no-untyped-call]
 
     async def check_ready(self) -> None:
-        """See ``EnginePort.check_ready``."""
-        response = self._coordinator.check_ready.remote()
-        try:
-            await asyncio.wait_for(_outcome(response), READY_TIMEOUT_S)
-        except TimeoutError as error:
-            raise EngineUnavailableError("no engine group answers yet") from error
+        """See ``EnginePort.check_ready``; one group is enough."""
+        failures = await self._ask_all("check_ready", READY_TIMEOUT_S)
+        answers = [failure for failure in failures if not isinstance(failure, BaseException)]
+        if None in answers:
+            return
+        if answers:
+            raise error_from_wire(answers[0])
+        raise EngineUnavailableError("no engine group answers yet")
 
     async def gauges(self) -> list[GroupGauges]:
         """See ``EnginePort.gauges``; groups that do not answer in time are left out."""
-        response = self._coordinator.broadcast("snapshot")
+        answers = await self._ask_all("snapshot", GAUGES_TIMEOUT_S)
+        return [_group_gauges(answer) for answer in answers if isinstance(answer, dict)]
+
+    async def _ask_all(self, method: str, timeout_s: float) -> list[Any]:
+        """Ask every group, past the queue of requests: a full engine is ready, and must be seen.
+
+        Returns:
+            Answers, and exceptions of groups that failed; nothing when one did not answer in time.
+        """
         try:
-            answers = await response.results_async(
-                timeout_s=GAUGES_TIMEOUT_S, return_exceptions=True
+            response = self._coordinator.broadcast(method)
+            answers: list[Any] = await response.results_async(
+                timeout_s=timeout_s, return_exceptions=True
             )
         except (RayError, RayServeException, TimeoutError):
             return []
-        return [_group_gauges(answer) for answer in answers if isinstance(answer, dict)]
+        return answers
 
 
 def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:

@@ -22,20 +22,28 @@ class FakeServer:
     reply: list[bytes] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every reply."""
+    text: str = ""
+    """Answers a GET; else the model list does."""
 
 
 def handler_for(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._send(200, [json.dumps({"data": [{"id": "demo"}]}).encode()])
+            models = json.dumps({"data": [{"id": "demo"}]})
+            self._send(200, [(server.text or models).encode()])
 
         def do_POST(self) -> None:
             server.paths.append(self.path)
-            server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            raw = self.rfile.read(int(self.headers["content-length"]))
+            server.bodies.append(json.loads(raw) if raw != b"{" else {})
             self._send(server.status, server.reply)
 
         def _send(self, status: int, pieces: list[bytes]) -> None:
             self.send_response(status)
+            for name, value in server.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             for piece in pieces:
                 self.wfile.write(piece)

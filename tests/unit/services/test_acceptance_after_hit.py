@@ -68,11 +68,11 @@ def test_cycles_after_a_hit_are_those_of_a_miss(
     """First without a cache, then behind pages of a policy that never drafts, then after a real hit."""
     ring, limits = engines
     sink = Collector()
-    without = Coordinator(ring, sink, limits, "off", caches_prefixes=False)
+    without = Coordinator(ring, sink, limits, "off", caches_prefixes=False, cohorts=(1,))
     run(without, requests_for(prompts, "miss", temperature, "static:8"), per_step=1)
     expected = cycles(sink, "miss")
 
-    coordinator = Coordinator(ring, sink, limits, "off")
+    coordinator = Coordinator(ring, sink, limits, "off", cohorts=(1,))
     for name, policy in (("plain", "off"), ("fill", "static:8"), ("hit", "static:8")):
         run(coordinator, requests_for(prompts, name, temperature, policy), per_step=1)
     assert cycles(sink, "fill") == expected, "pages without context are of no use to a drafter"
@@ -87,13 +87,13 @@ def test_the_next_turn_drafts_as_well_as_without_a_cache(
     """Its prefix holds an answer: context that came from accepted drafts, cycle by cycle."""
     ring, limits = engines
     sink = Collector()
-    coordinator = Coordinator(ring, sink, limits, "static:8")
+    coordinator = Coordinator(ring, sink, limits, "static:8", cohorts=(1,))
     run(coordinator, requests_for(prompts, "first", 0.0, "static:8"), per_step=1)
     turns = [
         [*prompt, *sink.tokens(f"first-{i}"), *prompt[-30:]] for i, prompt in enumerate(prompts)
     ]
     run(coordinator, requests_for(turns, "hit", 0.0, "static:8"), per_step=1)
-    without = Coordinator(ring, sink, limits, "static:8", caches_prefixes=False)
+    without = Coordinator(ring, sink, limits, "static:8", caches_prefixes=False, cohorts=(1,))
     run(without, requests_for(turns, "miss", 0.0, "static:8"), per_step=1)
     reused = [sink.num_cached(f"hit-{i}") - len(prompt) for i, prompt in enumerate(prompts)]
     assert max(reused) >= 16, "some pages of answers were found"

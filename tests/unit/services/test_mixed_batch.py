@@ -86,20 +86,25 @@ def mixed_requests() -> list[GenerationRequest]:
     return requests
 
 
-@pytest.mark.parametrize("cohorts", [(1,), (2,)], ids=["one cohort", "two cohorts"])
+@pytest.fixture(scope="module")
+def alone(engines: tuple[LocalRing, EngineLimits]) -> Collector:
+    """Every request by itself, plainly decoded, without a prefix cache."""
+    ring, limits = engines
+    sink = Collector()
+    coordinator = Coordinator(ring, sink, limits, "off", caches_prefixes=False, cohorts=(1,))
+    for request in mixed_requests():
+        run(coordinator, [replace(request, policy="off")], per_step=1)
+    return sink
+
+
+@pytest.mark.parametrize("num_cohorts", [1, 2])
 def test_64_mixed_requests_equal_each_alone(
-    engines: tuple[LocalRing, EngineLimits], cohorts: tuple[int, ...]
+    engines: tuple[LocalRing, EngineLimits], alone: Collector, num_cohorts: int
 ) -> None:
     ring, limits = engines
     requests = mixed_requests()
-
-    alone = Collector()
-    plain = Coordinator(ring, alone, limits, "off", caches_prefixes=False)
-    for request in requests:
-        run(plain, [replace(request, policy="off")], per_step=1)
-
     together, watched = Collector(), WatchedRing(ring)
-    coordinator = Coordinator(watched, together, limits, "static:8", cohorts=cohorts)
+    coordinator = Coordinator(watched, together, limits, "static:8", cohorts=(num_cohorts,))
     run(coordinator, requests, per_step=16)
 
     answers = {r.request_id: together.answer(r.request_id) for r in requests}
@@ -110,7 +115,7 @@ def test_64_mixed_requests_equal_each_alone(
     assert now.num_preemptions > 5
     cached = [together.num_cached(r.request_id) for r in requests]
     assert sum(n > 0 for n in cached) > 10 and max(cached) > 100
-    assert watched.most_rows >= 10 // cohorts[0] and watched.num_ragged > 10
+    assert watched.most_rows >= 10 // num_cohorts and watched.num_ragged > 10
     assert {reason for _, reason in answers.values()} == {"stop", "length"}
     assert now.totals.num_cycle_tokens / now.totals.num_cycles > 1.2
     assert now.num_free_pages == now.num_pages == NUM_PAGES
