@@ -76,6 +76,7 @@ def server_environment(has_haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": str(int(has_haproxy)),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": os.environ.get("RAY_SERVE_HAPROXY_NBTHREAD", "1"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
     }
