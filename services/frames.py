@@ -144,14 +144,14 @@ class FrameReceiver:
         socket.setsockopt(zmq.RCVHWM, UNLIMITED)
         self.address = bind_inbound(socket, self._link_kind)
         self._socket = socket
-        asyncio.get_running_loop().add_reader(socket.getsockopt(zmq.FD), self._read)
+        asyncio.get_running_loop().add_reader(socket.fileno(), self._read)
         # The descriptor tells of changes only, and a frame may have come before anybody looked.
         self._read()
 
     def close(self) -> None:
         """Stop reading; call in the loop that called ``start``."""
         if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.getsockopt(zmq.FD))
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
 

@@ -73,7 +73,7 @@ def test_the_bare_app_streams_stamps_at_its_pace() -> None:
 
 
 def edge_of(server: FakeServer) -> Edge:
-    return Edge("fake", server.base_url, "demo", {"gateway": (os.getpid(),)})
+    return Edge("fake", server.base_url, "demo", lambda: {"gateway": (os.getpid(),)})
 
 
 @on_linux
