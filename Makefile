@@ -27,7 +27,7 @@ serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-gateway offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,15 @@ bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 
 bench-gateway: $(STAMP_TEST) ## CPU and latency of the gateway alone, beside a bare app (ARGS=--help)
 	@$(PY) -m loadtest.bench_gateway $(ARGS)
+
+bench-step-cost: $(STAMP) ## how step time grows with rows, context and width, as docs/step-cost.svg
+	@$(PY) -m services.bench_step_cost --config $(CONFIG) $(ARGS)
+
+bench-planning: $(STAMP) ## what the coordinator itself costs per step (ARGS=--help)
+	@$(PY) -m services.bench_planning $(ARGS)
+
+soak: $(STAMP_TEST) ## 20 minutes of random traffic, then nothing may be left (ARGS=--help)
+	@RAY_ADDRESS=local $(PY) -m loadtest.soak $(ARGS)
 
 offline: $(STAMP) ## run a prompt file without HTTP: make offline PROMPTS=FILE.jsonl
 	@test -n "$(PROMPTS)" || { echo "Name the prompts: make offline PROMPTS=loadtest/prompts/chat.jsonl" >&2; exit 2; }

@@ -68,7 +68,8 @@ class DrafterEngine:
         if wide:
             for i, token_ids in zip(wide, self._draft([plan.rows[i] for i in wide]), strict=True):
                 drafts[i] = token_ids
-        return DraftResult(plan.step_id, drafts, (time.perf_counter() - began) * 1e3)
+        draft_ms = (time.perf_counter() - began) * 1e3
+        return DraftResult(plan.step_id, drafts, draft_ms, began_s=began)
 
     def _ingest(self, ingests: list[Ingest]) -> None:
         """Project features once and store every layer's keys and values."""

@@ -27,9 +27,11 @@ class CycleTotals(Collector):
         self._overhead_ms = 0.0
         self._cycles_by_accepted: list[int] = [0]
         """``[n]``: cycles with exactly ``n`` accepted drafts."""
+        self._by_prefix = {True: [0, 0], False: [0, 0]}
+        """Cycles with drafts and their tokens, by whether the prompt began with cached tokens."""
 
-    def add(self, cycle: CycleStats) -> None:
-        """Add one cycle of any sequence."""
+    def add(self, cycle: CycleStats, is_hit: bool) -> None:
+        """Add one cycle of any sequence; ``is_hit``: its prompt began with cached tokens."""
         self._num_cycles += 1
         self._num_committed += cycle.num_committed
         self._num_draft_tokens += cycle.num_draft_tokens
@@ -41,6 +43,10 @@ class CycleTotals(Collector):
         if missing > 0:
             self._cycles_by_accepted += [0] * missing
         self._cycles_by_accepted[num_accepted_drafts] += 1
+        if cycle.num_draft_tokens:
+            sums = self._by_prefix[is_hit]
+            sums[0] += 1
+            sums[1] += cycle.num_committed
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counters as they are now; the registry calls this."""
@@ -71,3 +77,11 @@ class CycleTotals(Collector):
             yield CounterMetricFamily(
                 f"dflash_{part}_seconds", f"Seconds of cycles spent on {part}.", value=ms / 1000
             )
+        for index, name, text in (
+            (0, "dflash_prefix_cycles", "Cycles with drafts, by how the prompt began."),
+            (1, "dflash_prefix_cycle_tokens", "Tokens that those cycles committed."),
+        ):
+            family = CounterMetricFamily(name, text, labels=["prefix"])
+            for is_hit, label in ((True, "hit"), (False, "miss")):
+                family.add_metric([label], self._by_prefix[is_hit][index])
+            yield family

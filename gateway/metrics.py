@@ -3,6 +3,10 @@
 Queries for what is derived, not counted (``[5m]`` as wanted):
     acceptance length  rate(dflash_committed_tokens_total) / rate(dflash_cycles_total)
     acceptance rate    sum(rate(dflash_accepted_drafts_total)) / rate(dflash_draft_tokens_total)
+    acceptance length by how the request began, ``hit`` (some of its prompt was cached) or ``miss``
+        tau(p) = rate(dflash_prefix_cycle_tokens_total{prefix=p}) / rate(dflash_prefix_cycles_total{prefix=p})
+        Alarm when tau("hit") / tau("miss") stays below 0.8: what cached pages hold for the drafter does not
+        belong to their tokens. Only cycles with drafts count, so ``off`` does not blur it.
 Cycles are counted when their chunk arrives, those of cancelled sequences too. One in which a stop
 string ends the sequence counts with its tokens up to the one that completed the stop string.
 """
@@ -16,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from dflash_wire.records import CycleStats
 from gateway.cycle_totals import CycleTotals
+from gateway.group_metrics import GroupCollector
 
 Clock = Callable[[], float]
 
@@ -56,6 +61,8 @@ class GatewayMetrics:
             buckets=TPOT_BUCKETS_S,
             registry=self.registry,
         )
+        self.groups = GroupCollector()
+        self.registry.register(self.groups)
         self.running = Gauge(
             "dflash_requests_running", "Sequences being generated.", registry=self.registry
         )
@@ -105,13 +112,14 @@ class SequenceMeter:
         self._first_chunk: tuple[float, int] | None = None
         self._last_chunk_at = arrived
         self._num_tokens = 0
+        self._is_hit = False
 
     def add_chunk(self, num_tokens: int, cycle: CycleStats | None) -> None:
         """Note that a chunk with ``num_tokens`` output tokens is here; ``cycle`` committed them."""
         if num_tokens == 0:
             return
         if cycle is not None:
-            self._metrics.cycles.add(cycle)
+            self._metrics.cycles.add(cycle, self._is_hit)
         now = self._metrics.clock()
         if self._first_chunk is None:
             self._first_chunk = (now, num_tokens)
@@ -121,6 +129,7 @@ class SequenceMeter:
 
     def add_cached(self, num_tokens: int) -> None:
         """Note that so many prompt tokens were cached."""
+        self._is_hit = True
         self._metrics.observe_cached(num_tokens)
 
     def finish(self) -> None:

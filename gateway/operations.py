@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from dflash_wire.errors import EngineUnavailableError
 from gateway.metrics import GatewayMetrics
 from gateway.state import StateProvider
 
@@ -32,7 +33,11 @@ def operations_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRo
 
     @router.get("/metrics")
     async def prometheus() -> Response:
-        """Return this gateway's metrics in Prometheus' text format."""
+        """Return this gateway's metrics, and every engine group's, in Prometheus' text format."""
+        try:
+            metrics.groups.now = await provider().engine.gauges()
+        except EngineUnavailableError:
+            metrics.groups.now = []  # still starting: this gateway's own metrics are there already
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router

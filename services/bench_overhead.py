@@ -35,13 +35,20 @@ class TimedRing:
 
     ring: StepRing
     cycles: list[tuple[float, float]] = field(default_factory=list)
+    _began: float = 0.0
+    _is_cycle: bool = False
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step; prefill steps are not cycles and are not kept."""
-        began = time.perf_counter()
-        result = self.ring.run(plan)
-        wall_ms = (time.perf_counter() - began) * 1e3
-        if not any(row.is_prefill for row in plan.rows):
+    def send(self, plan: StepPlan) -> None:
+        """Send one step; prefill steps are not cycles and are not kept."""
+        self._began = time.perf_counter()
+        self._is_cycle = not any(row.is_prefill for row in plan.rows)
+        self.ring.send(plan)
+
+    def receive(self, step_id: int) -> StepResult:
+        """Wait for it."""
+        result = self.ring.receive(step_id)
+        wall_ms = (time.perf_counter() - self._began) * 1e3
+        if self._is_cycle:
             self.cycles.append((wall_ms, wall_ms - result.draft_ms - result.verify_ms))
         return result
 
@@ -67,7 +74,8 @@ def measure(args: AppArgs, policy: str, num_tokens: int, repeats: int) -> dict[s
     pin_thread(args.link.pin_cpu)
     rings = {"one process": TimedRing(local), "two actors": TimedRing(group.ring)}
     coordinators = {
-        name: Coordinator(ring, _Discard(), limits, policy) for name, ring in rings.items()
+        name: Coordinator(ring, _Discard(), limits, policy, cohorts=(1,))
+        for name, ring in rings.items()
     }
     prompt = torch.randint(4, 1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     for repeat in range(repeats + 1):

@@ -43,6 +43,11 @@ class EngineArgs(Section):
     prefix_cache: bool = Field(
         True, description="Share pages between sequences that begin alike (see cache_salt)."
     )
+    cohorts: Literal["auto", 1, 2] = Field(
+        "auto",
+        description="Steps in flight: with 2 the drafter works on one half of the sequences while the "
+        "verifier works on the other; auto measures both and keeps the faster.",
+    )
     max_step_positions: int = Field(512, ge=16, description="Packed target positions per step.")
     max_context: int = Field(
         2048, ge=2, description="Longest prompt plus output in tokens; the target's limit caps it."
@@ -80,7 +85,8 @@ class LinkArgs(Section):
         ge=0,
         description="Run the step threads of coordinator, drafter and verifier on one CPU: this index "
         "into the allowed ones, modulo their number. They work one after another, so a step then never "
-        "waits for another CPU to wake up. For models on CPU.",
+        "waits for another CPU to wake up; with two cohorts the drafter takes the next CPU. For models on "
+        "CPU.",
     )
     spin_ms: float = Field(
         0.0,

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ray import serve
 
 from dflash_wire.codec import decode_request
 from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
@@ -96,6 +98,7 @@ class CoordinatorDeployment:
             args.engine.policy,
             max_waiting=args.engine.max_waiting,
             caches_prefixes=args.engine.prefix_cache,
+            cohorts=(1, 2) if args.engine.cohorts == "auto" else (args.engine.cohorts,),
         )
         self._sink.cancel = self._coordinator.cancel
         self._thread = threading.Thread(
@@ -138,10 +141,11 @@ class CoordinatorDeployment:
             return error_to_wire(error)
         return None
 
-    async def snapshot(self) -> dict[str, int]:
-        """Gauges for tests and operators: rows, queue, pages, failures."""
+    async def snapshot(self) -> dict[str, Any]:
+        """Gauges for metrics, tests and operators: rows, queue, pages, failures."""
         now = self._coordinator.snapshot()
         return {
+            "group": serve.get_replica_context().replica_id.unique_id,
             "num_running": now.num_running,
             "num_waiting": now.num_waiting,
             "num_free_pages": now.num_free_pages,

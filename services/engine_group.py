@@ -27,7 +27,8 @@ PING_TIMEOUT_S = 30
 class ZmqRing:
     """``StepRing`` over ControlLink. Owner: the coordinator's thread.
 
-    Raises ``EngineUnavailableError`` from ``run`` once ``mark_lost`` was called or a step times out.
+    ``send`` and ``receive`` raise ``EngineUnavailableError`` once ``mark_lost`` was called, ``receive`` also
+    when a step times out.
     """
 
     def __init__(self, link: LinkArgs) -> None:
@@ -37,6 +38,8 @@ class ZmqRing:
         self._verifier: Outbound | None = None
         self._step_timeout_s = link.step_timeout_s
         self._lost_reason: str | None = None
+        self._last_drafted_id = -1
+        self._last_landed_id = -1
 
     @property
     def address(self) -> str:
@@ -52,31 +55,36 @@ class ZmqRing:
         """Called from the health check's thread when an actor is gone."""
         self._lost_reason = reason
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """One step around the ring."""
+    def send(self, plan: StepPlan) -> None:
+        """Send a step to the drafter, or straight to the verifier.
+
+        Straight only if no step is with the drafter that has to be verified first.
+        """
         if self._lost_reason is not None:
             raise EngineUnavailableError(self._lost_reason)
-        self._send(plan)
+        assert self._drafter is not None and self._verifier is not None
+        if plan.needs_drafter or self._last_drafted_id > self._last_landed_id:
+            self._drafter.send([PLAN, encode_plan(plan)])
+            self._last_drafted_id = plan.step_id
+        else:
+            self._verifier.send([PLAN, encode_plan(plan), encode_drafts(DraftResult.nothing(plan))])
+
+    def receive(self, step_id: int) -> StepResult:
+        """Wait for the result of a step."""
         deadline = time.monotonic() + self._step_timeout_s
         while time.monotonic() < deadline:
             message = self._inbound.receive(POLL_MS)
             if message is not None:
                 result = decode_result(message[1])
+                self._last_landed_id = result.step_id
                 # An older step's result can arrive after that step was given up: not ours.
-                if result.step_id >= plan.step_id:
+                if result.step_id >= step_id:
                     return result
             elif self._lost_reason is not None:
                 raise EngineUnavailableError(self._lost_reason)
         raise EngineUnavailableError(
-            f"step {plan.step_id} did not return within {self._step_timeout_s:.0f} s"
+            f"step {step_id} did not return within {self._step_timeout_s:.0f} s"
         )
-
-    def _send(self, plan: StepPlan) -> None:
-        assert self._drafter is not None and self._verifier is not None
-        if plan.needs_drafter:
-            self._drafter.send([PLAN, encode_plan(plan)])
-        else:
-            self._verifier.send([PLAN, encode_plan(plan), encode_drafts(DraftResult.nothing(plan))])
 
     def close(self) -> None:
         """Close all sockets."""

@@ -74,7 +74,7 @@ class RingStage:
 
         # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
         torch.set_num_threads(self._num_threads)
-        pin_sockets(self._link.pin_cpu)  # first: afterwards one CPU is all that is allowed here
+        pin_sockets(self._link.pin_cpu)
         pin_thread(self._link.pin_cpu)
         inbound = Inbound(self._link.kind, self._link.spin_ms)
         self.address = inbound.address
@@ -156,7 +156,7 @@ class VerifierActor:
 
         spec, target = self._spec, self._target
         check_pair(target, facts, taps)
-        shape = (spec.max_step_positions, len(taps) * target.hidden_size)
+        shape = (2 * spec.max_step_positions, len(taps) * target.hidden_size)
         self._sender = FeatureSender(shape, target.dtype, target.device, self._feature_transport)
         self._engine = build_verifier(spec, target, self._sender.pool, taps)
         self._stage = RingStage(self._verify, self._link, spec.verifier_threads)
@@ -197,6 +197,7 @@ class DrafterActor:
         self._feature_mode = feature_mode
         self._model = load_drafter(spec)
         self._stage: RingStage | None = None
+        self._is_beside_verifier = False
 
     def describe(self) -> tuple[dict[str, int], list[int], int]:
         """What the verifier must know: config facts, tapped layers, draft block size."""
@@ -226,6 +227,14 @@ class DrafterActor:
 
     def _draft(self, message: list[bytes]) -> list[bytes]:
         plan = decode_plan(message[1])
+        self._move_beside_verifier(plan.num_cohorts > 1)
         if plan.ingests:
             self._features.refresh()
         return [PLAN, message[1], encode_drafts(self._engine.run(plan))]
+
+    def _move_beside_verifier(self, works_at_the_same_time: bool) -> None:
+        """Pinned threads share a CPU while they work in turn; with two cohorts that CPU is the verifier's."""
+        if self._link.pin_cpu is None or works_at_the_same_time == self._is_beside_verifier:
+            return
+        self._is_beside_verifier = works_at_the_same_time
+        pin_thread(self._link.pin_cpu + works_at_the_same_time)

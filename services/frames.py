@@ -122,6 +122,10 @@ class ChunkQueue:
         return not self._items
 
 
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
 class FrameReceiver:
     """A gateway's end: hands chunks to the requests that wait for them.
 
@@ -144,14 +148,14 @@ class FrameReceiver:
         socket.setsockopt(zmq.RCVHWM, UNLIMITED)
         self.address = bind_inbound(socket, self._link_kind)
         self._socket = socket
-        asyncio.get_running_loop().add_reader(socket.fileno(), self._read)
+        asyncio.get_running_loop().add_reader(_descriptor(socket), self._read)
         # The descriptor tells of changes only, and a frame may have come before anybody looked.
         self._read()
 
     def close(self) -> None:
         """Stop reading; call in the loop that called ``start``."""
         if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            asyncio.get_running_loop().remove_reader(_descriptor(self._socket))
             self._socket.close()
             self._socket = None
 

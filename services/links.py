@@ -47,7 +47,8 @@ def pin_sockets(cpu: int | None) -> None:
 
 
 def _allowed_cpu(index: int) -> int:
-    allowed = sorted(os.sched_getaffinity(0))
+    # The main thread's: this one may be pinned already.
+    allowed = sorted(os.sched_getaffinity(os.getpid()))
     return allowed[index % len(allowed)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -29,6 +30,9 @@ from services.engines import (
 from services.spec import EngineSpec, make_spec
 from verifier.engine import VerifierEngine
 
+ONE_AFTER_ANOTHER = (1,)
+"""In one thread there is nothing for a second step in flight to overlap with."""
+
 
 class LocalRing:
     """``StepRing`` by two function calls."""
@@ -36,11 +40,20 @@ class LocalRing:
     def __init__(self, drafter: DrafterEngine, verifier: VerifierEngine) -> None:
         self.drafter = drafter
         self.verifier = verifier
+        self._in_flight: deque[tuple[StepPlan, DraftResult]] = deque()
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Draft if there is anything to draft or ingest, then verify."""
+    def send(self, plan: StepPlan) -> None:
+        """Ingest and draft at once, as a drafter does that is ahead of the verifier."""
         drafts = self.drafter.run(plan) if plan.needs_drafter else DraftResult.nothing(plan)
-        return self.verifier.run(plan, drafts)
+        self._in_flight.append((plan, drafts))
+
+    def receive(self, step_id: int) -> StepResult:
+        """Verify in order; results of steps that were given up are dropped."""
+        while True:
+            plan, drafts = self._in_flight.popleft()
+            result = self.verifier.run(plan, drafts)
+            if plan.step_id == step_id:
+                return result
 
 
 def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
@@ -53,7 +66,7 @@ def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
     taps = model.target_layer_ids
     check_pair(target, draft_facts(model), taps)
     features = torch.zeros(
-        (spec.max_step_positions, len(taps) * target.hidden_size),
+        (2 * spec.max_step_positions, len(taps) * target.hidden_size),
         dtype=target.dtype,
         device=target.device,
     )
@@ -84,6 +97,7 @@ class LocalEngine:
             args.engine.policy,
             max_waiting=args.engine.max_waiting,
             caches_prefixes=args.engine.prefix_cache,
+            cohorts=ONE_AFTER_ANOTHER,
         )
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()

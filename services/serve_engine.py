@@ -22,11 +22,12 @@ from dflash_wire.errors import (
     OverloadedError,
     error_from_wire,
 )
-from dflash_wire.records import GenerationRequest, TokenChunk
+from dflash_wire.records import GenerationRequest, GroupGauges, TokenChunk
 from services.frames import ChunkQueue, FrameReceiver
 
 READY_TIMEOUT_S = 5.0
 LAST_FRAME_TIMEOUT_S = 5.0
+GAUGES_TIMEOUT_S = 2.0
 _LAST_FRAME_IS_LATE = object()
 
 
@@ -78,6 +79,31 @@ class ServeEngine:
             await asyncio.wait_for(_outcome(response), READY_TIMEOUT_S)
         except TimeoutError as error:
             raise EngineUnavailableError("no engine group answers yet") from error
+
+    async def gauges(self) -> list[GroupGauges]:
+        """See ``EnginePort.gauges``; groups that do not answer in time are left out."""
+        response = self._coordinator.broadcast("snapshot")
+        try:
+            answers = await response.results_async(
+                timeout_s=GAUGES_TIMEOUT_S, return_exceptions=True
+            )
+        except (RayError, RayServeException, TimeoutError):
+            return []
+        return [_group_gauges(answer) for answer in answers if isinstance(answer, dict)]
+
+
+def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:
+    return GroupGauges(
+        group=snapshot["group"],
+        num_running=snapshot["num_running"],
+        num_waiting=snapshot["num_waiting"],
+        num_pages=snapshot["num_pages"],
+        num_held_pages=snapshot["num_pages"] - snapshot["num_free_pages"],
+        num_idle_pages=snapshot["num_idle_pages"],
+        num_preemptions=snapshot["num_preemptions"],
+        num_steps=snapshot["num_steps"],
+        num_failed_steps=snapshot["num_failed_steps"],
+    )
 
 
 async def _outcome(response: Any) -> None:

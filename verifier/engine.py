@@ -120,7 +120,14 @@ class VerifierEngine:
         committed, kept, slots = self._accept(packed, chosen)
         self._commit(plan, step, features, kept, slots, packed)
         verify_ms = (time.perf_counter() - began) * 1e3
-        return StepResult(plan.step_id, committed, drafts.draft_ms, verify_ms)
+        return StepResult(
+            plan.step_id,
+            committed,
+            drafts.draft_ms,
+            verify_ms,
+            draft_began_s=drafts.began_s,
+            verify_began_s=began,
+        )
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
         rows = []

@@ -1,11 +1,13 @@
-"""The step loop: take requests, plan, run the ring, commit, publish."""
+"""The step loop: take requests, plan, send around the ring, commit, publish."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from dflash_wire.errors import (
     ConfigError,
@@ -18,17 +20,28 @@ from dflash_wire.errors import (
 )
 from dflash_wire.ports import EngineLimits, StepRing, TokenSink
 from dflash_wire.records import CycleStats, GenerationRequest, Row, StepResult, TokenChunk
+from gateway.coordinator.cohorts import CohortChooser
 from gateway.coordinator.commit import RowCommit, check_result, commit_row
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.planner import PlannedStep, Planner
 from gateway.coordinator.policy import parse_policy
-from gateway.coordinator.sequence import Sequence
+from gateway.coordinator.recorder import FlightRecorder, StepRecord
+from gateway.coordinator.sequence import LastCycle, Sequence
 from gateway.coordinator.stats import EngineCounters, EngineSnapshot
 from gateway.coordinator.validation import check_limits, check_request
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_WAITING = 1024
+
+
+class Flight(NamedTuple):
+    """A step on its way around the ring."""
+
+    planned: PlannedStep
+    started: float
+    """When its planning began, seconds."""
+    sent: float
 
 
 class Coordinator:
@@ -50,6 +63,8 @@ class Coordinator:
         clock: monotonic seconds.
         max_waiting: most sequences that may wait for admission.
         caches_prefixes: share full pages between sequences that begin alike.
+        cohorts: how many steps may be in flight: ``(1,)``, ``(2,)``, or ``(1, 2)`` for whichever is faster,
+            as measured.
 
     Raises:
         ConfigError: the limits or the default policy cannot work.
@@ -64,6 +79,7 @@ class Coordinator:
         clock: Callable[[], float] = time.perf_counter,
         max_waiting: int = DEFAULT_MAX_WAITING,
         caches_prefixes: bool = True,
+        cohorts: tuple[int, ...] = (1, 2),
     ) -> None:
         check_limits(limits)
         if max_waiting < 1:
@@ -83,8 +99,9 @@ class Coordinator:
             accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1)
         )
         self._outbox: list[tuple[Sequence, TokenChunk]] = []
-        self._last_cycle_ids: set[int] = set()
-        self._last_commit_at = 0.0
+        self._flights: deque[Flight] = deque()
+        self._cohorts = CohortChooser(cohorts)
+        self._recorder = FlightRecorder()
         self._has_shut_down = False
 
     # ----- any thread ---------------------------------------------------------------------------
@@ -132,6 +149,10 @@ class Coordinator:
             totals=replace(self._counters, accepted_drafts_by_position=positions),
         )
 
+    def recorded_steps(self) -> list[StepRecord]:
+        """Return when what happened in the latest good steps, oldest first."""
+        return self._recorder.copy()
+
     def check_integrity(self) -> None:
         """Check the page tables; for tests and debugging, between steps.
 
@@ -152,7 +173,7 @@ class Coordinator:
             self._inbox.wait()
 
     def step(self) -> bool:
-        """Run one step.
+        """Send what can be sent, then land one step.
 
         Returns:
             False when there was nothing to run, or the coordinator is closed.
@@ -167,23 +188,31 @@ class Coordinator:
             return True
 
     def _step(self) -> bool:
-        started = self._clock()
-        if self._take_inbox():
-            self._end_all(EngineUnavailableError(SHUTTING_DOWN))
-            self._has_shut_down = True
+        while True:
+            started = self._clock()
+            is_closed = self._take_inbox()
+            if is_closed and not self._flights:
+                self._end_all(EngineUnavailableError(SHUTTING_DOWN))
+                self._has_shut_down = True
+                return False
+            if is_closed or not self._may_send() or not self._send_next(started):
+                break
+        if not self._flights and not self._outbox:
+            self._cohorts.pause()
             return False
+        result = self._land(self._flights[0]) if self._flights else None
+        self._publish()
+        if result is not None:
+            self._recorder.add(self._record(*result))
+        return True
+
+    def _may_send(self) -> bool:
         if not self._planner.has_work:
             return False
-        planned = self._planner.plan(self._counters.num_steps)
-        for sequence, error in planned.failures:
-            logger.error(
-                "request_id=%s cannot be planned", sequence.request.request_id, exc_info=error
-            )
-            self._end_with_error(sequence, error)
-        if planned.plan.rows:
-            self._run(planned, started)
-        self._publish()
-        return True
+        if not self._flights:
+            return True
+        num_cohorts = self._cohorts.choose(self._planner.num_running)
+        return len(self._flights) < num_cohorts and not self._planner.is_short_of_pages
 
     def _take_inbox(self) -> bool:
         """Apply what other threads asked for; return whether the coordinator was closed."""
@@ -195,54 +224,110 @@ class Coordinator:
         self._counters.num_cancelled += len(cancelled)
         return is_closed
 
-    def _run(self, planned: PlannedStep, started: float) -> None:
-        ring_started = self._clock()
+    def _send_next(self, started: float) -> bool:
+        """Plan a step and send it; return whether there was one to send."""
+        num_cohorts = self._cohorts.choose(self._planner.num_running)
+        planned = self._planner.plan(self._counters.num_steps, num_cohorts, len(self._flights))
+        for sequence, error in planned.failures:
+            logger.error(
+                "request_id=%s cannot be planned", sequence.request.request_id, exc_info=error
+            )
+            self._end_with_error(sequence, error)
+        if not planned.plan.rows:
+            return False
         self._counters.num_steps += 1
+        flight = Flight(planned, started, self._clock())
+        self._flights.append(flight)
         try:
-            result = self._ring.run(planned.plan)
+            self._ring.send(planned.plan)
+        except Exception as error:
+            self._fail_step(flight, error)
+            return False
+        return True
+
+    def _land(self, flight: Flight) -> tuple[Flight, StepResult, float] | None:
+        """Wait for the oldest step in flight and commit it; return it with the time it was back."""
+        plan = flight.planned.plan
+        try:
+            result = self._ring.receive(plan.step_id)
             if result.error is not None:
                 raise error_from_wire(result.error)
-            check_result(planned.plan, result)
+            check_result(plan, result)
         except Exception as error:
-            self._fail_step(planned, error)
-            return
-        ring_ended = self._clock()
+            self._fail_step(flight, error)
+            return None
+        landed = self._clock()
+        self._flights.popleft()
+        self._planner.land(flight.planned)
         self._counters.count_times(
-            1e3 * (ring_started - started), 1e3 * (ring_ended - ring_started), result
+            1e3 * (flight.sent - flight.started), 1e3 * (landed - flight.sent), result
         )
-        self._commit(planned, result, started)
-        self._counters.commit_ms += 1e3 * (self._clock() - ring_ended)
+        self._cohorts.count(plan.num_positions, landed)
+        self._commit(flight, result)
+        self._counters.commit_ms += 1e3 * (self._clock() - landed)
+        return flight, result, landed
 
-    def _commit(self, planned: PlannedStep, result: StepResult, started: float) -> None:
+    def _record(self, flight: Flight, result: StepResult, landed: float) -> StepRecord:
+        plan = flight.planned.plan
+        return StepRecord(
+            step_id=plan.step_id,
+            num_cohorts=plan.num_cohorts,
+            num_rows=len(plan.rows),
+            num_positions=plan.num_positions,
+            num_prefill_positions=sum(row.num_positions for row in plan.rows if row.is_prefill),
+            num_committed=sum(map(len, result.committed_token_ids)),
+            planning_s=flight.started,
+            sent_s=flight.sent,
+            draft_began_s=result.draft_began_s,
+            draft_ms=result.draft_ms,
+            verify_began_s=result.verify_began_s,
+            verify_ms=result.verify_ms,
+            landed_s=landed,
+            published_s=self._clock(),
+        )
+
+    def _commit(self, flight: Flight, result: StepResult) -> None:
         """Commit all rows, then take the time, so that their cycles carry all of the step's."""
+        planned = flight.planned
         commits: list[tuple[Sequence, Row, RowCommit]] = []
         feature_offset = planned.plan.feature_base
         for sequence, row, token_ids in zip(
             planned.sequences, planned.plan.rows, result.committed_token_ids, strict=True
         ):
             try:
-                commit = commit_row(sequence, row, token_ids, feature_offset)
-                self._counters.count_row(row, commit)
-                self._planner.keep_prefix(sequence, commit.num_shareable)
-                commits.append((sequence, row, commit))
+                # One that was cancelled while it was in flight has given up its pages.
+                if self._planner.is_running(sequence):
+                    commit = commit_row(sequence, row, token_ids, feature_offset)
+                    self._counters.count_row(row, commit)
+                    self._planner.keep_prefix(sequence, commit.num_shareable)
+                    commits.append((sequence, row, commit))
             except Exception as error:
                 logger.exception("request_id=%s cannot commit", sequence.request.request_id)
                 self._end_with_error(sequence, error)
             feature_offset += row.num_positions
-        last_commit_at, self._last_commit_at = self._last_commit_at, self._clock()
-        last_cycle_ids, self._last_cycle_ids = self._last_cycle_ids, set()
+        committed_at = self._clock()
         for sequence, row, commit in commits:
             cycle = None
             if not row.is_prefill:
-                # Consecutive cycles follow each other without a gap: publishing counts as well.
-                began = last_commit_at if sequence.seq_id in last_cycle_ids else started
-                cycle = self._cycle(row, commit, result, began)
+                cycle = self._cycle(sequence, row, commit, result, flight, committed_at)
                 sequence.stats.add(cycle)
-                self._last_cycle_ids.add(sequence.seq_id)
+                sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)
 
-    def _cycle(self, row: Row, commit: RowCommit, result: StepResult, began: float) -> CycleStats:
-        wall_ms = 1e3 * (self._last_commit_at - began)
+    def _cycle(
+        self,
+        sequence: Sequence,
+        row: Row,
+        commit: RowCommit,
+        result: StepResult,
+        flight: Flight,
+        committed_at: float,
+    ) -> CycleStats:
+        began, last = flight.started, sequence.last_cycle
+        # Consecutive cycles follow each other without a gap: publishing counts as well.
+        if last is not None and result.step_id - last.step_id <= flight.planned.plan.num_cohorts:
+            began = last.committed_at
+        wall_ms = 1e3 * (committed_at - began)
         return CycleStats(
             num_draft_tokens=row.width - 1,
             num_accepted_drafts=commit.num_accepted_drafts,
@@ -275,22 +360,29 @@ class Coordinator:
         chunk = TokenChunk(sequence.request.request_id, [], error=_engine_error(error))
         self._outbox.append((sequence, chunk))
 
-    def _fail_step(self, planned: PlannedStep, error: Exception) -> None:
-        """End the requests of a failed step and make all others prefill again."""
+    def _fail_step(self, flight: Flight, error: Exception) -> None:
+        """End the requests of a failed step and make all others prefill again.
+
+        Other steps in flight are given up: what they would commit, their sequences find again.
+        """
         self._counters.num_failed_steps += 1
         self._counters.last_error = str(error_to_wire(error)["message"])
         logger.warning(
             "step %d failed with %d rows: %s",
-            planned.plan.step_id,
-            len(planned.sequences),
+            flight.planned.plan.step_id,
+            len(flight.planned.sequences),
             self._counters.last_error,
             exc_info=not isinstance(error, DFlashError),
         )
-        for sequence in planned.sequences:
-            self._end_with_error(sequence, error)
+        self._flights.clear()
+        for sequence in flight.planned.sequences:
+            if self._planner.is_running(sequence):
+                self._end_with_error(sequence, error)
         self._planner.preempt_all()
+        self._cohorts.pause()
 
     def _end_all(self, error: Exception) -> None:
+        self._flights.clear()
         self._planner.clear()
         for sequence in self._inbox.evict_all():
             self._end_with_error(sequence, error)

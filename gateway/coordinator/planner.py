@@ -45,6 +45,8 @@ class Planner:
     Invariants between steps:
         ``running`` and ``waiting`` are disjoint
         running sequences alone own pages, and no slot is needed beyond ``max_length``
+        a sequence has a row in at most one step in flight, and keeps its pages until that has landed, unless
+            it ends: executors run steps in order, so whoever gets its pages writes to them later
     """
 
     def __init__(self, limits: EngineLimits, caches_prefixes: bool = True) -> None:
@@ -54,6 +56,10 @@ class Planner:
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
+        self.is_short_of_pages = False
+        """A row went without a turn because pages ran out while others were in flight: nothing more may be
+        sent until those have landed, for only then may somebody lose his pages."""
+        self._may_preempt = True
         self._last_verified_id = -1
         self._prefill_starved = False
 
@@ -86,10 +92,13 @@ class Planner:
         """Drop every sequence and free every page, whatever state they are in. Mutates."""
         self.running.clear()
         self.waiting.clear()
+        self.is_short_of_pages = False
         self.pages = PageAllocator(self._limits.num_pages, self._limits.page_size)
 
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue: the executors' pools are in doubt. Mutates."""
+        for sequence in self.running.values():
+            sequence.is_in_flight = False
         while self.running:
             self._preempt_last()
         self.pages.forget_prefixes()
@@ -109,29 +118,55 @@ class Planner:
             self.pages.name_pages(sequence.seq_id, names, sequence.policy.may_draft, first)
             sequence.num_named_pages = num_full
 
-    def plan(self, step_id: int) -> PlannedStep:
-        """Plan one step. Mutates queues, pages and pending ingests, never tokens.
+    def plan(self, step_id: int, num_cohorts: int = 1, num_in_flight: int = 0) -> PlannedStep:
+        """Plan one step of those that are not in flight. Mutates queues, pages and pending ingests, never
+        tokens.
 
-        Verify rows come first; what they leave of the step's positions goes to prefill chunks.
+        Verify rows come first; what they leave of the step's positions goes to prefill chunks. A step
+        writes its features to the half of the FeaturePool that the step before does not use: by the time
+        the step after next overwrites them, it has ingested them itself.
+
+        Args:
+            step_id: of the step; ascends by one.
+            num_cohorts: share the decoding sequences between so many steps in flight.
+            num_in_flight: steps sent that have not landed; while there are any, nobody is preempted.
 
         Returns:
-            A plan with at least one row, unless every sequence failed or none is left.
+            A plan with at least one row, unless every sequence failed, is in flight or lacks pages, or none
+            is left.
 
         Raises:
             RuntimeError: no sequence can move although none failed; the state is corrupt.
         """
-        planned = PlannedStep(StepPlan(step_id, []))
+        planned = PlannedStep(StepPlan(step_id, [], num_cohorts=num_cohorts))
+        planned.plan.feature_base = step_id % 2 * self._limits.max_step_positions
+        self._may_preempt = num_in_flight == 0
+        self.is_short_of_pages = False
         state = None
         while not planned.plan.rows and self.has_work:
             # A round without rows has preempted or failed somebody.
             if state == (state := (len(self.running), len(planned.failures))):
+                if num_in_flight:
+                    break
                 raise RuntimeError(f"nothing can be planned for {len(self.running)} sequences")
             budget = self._limits.max_step_positions
             share = max(1, budget // PREFILL_SHARE) if self._prefill_starved else 0
             self._add_verify_rows(planned, budget - share)
             self._add_prefill_rows(planned, budget - planned.plan.num_positions)
-        planned.plan.ingests = self._take_ingests()
+        if planned.plan.rows:
+            planned.plan.ingests = self._take_ingests()
+        for sequence in planned.sequences:
+            sequence.is_in_flight = True
         return planned
+
+    def land(self, planned: PlannedStep) -> None:
+        """A step is back: its sequences may be planned again. Mutates."""
+        for sequence in planned.sequences:
+            sequence.is_in_flight = False
+
+    def is_running(self, sequence: Sequence) -> bool:
+        """Whether the sequence still has its pages, and was not ended while it was in flight."""
+        return self.running.get(sequence.seq_id) is sequence
 
     def _add_verify_rows(self, planned: PlannedStep, budget: int) -> None:
         # By rank: a victim comes after the row that needs its pages, so it has no row yet.
@@ -146,12 +181,14 @@ class Planner:
 
     def _select(self, planned: PlannedStep, budget: int) -> list[tuple[Sequence, int]]:
         """Choose decoding sequences, round-robin when their widths exceed the budget."""
-        decoding = [s for _, s in sorted(self.running.items()) if s.is_decoding]
+        everyone = [s for _, s in sorted(self.running.items()) if s.is_decoding]
+        decoding = [s for s in everyone if not s.is_in_flight]
+        most_rows = -(-len(everyone) // planned.plan.num_cohorts)
         start = next((i for i, s in enumerate(decoding) if s.seq_id > self._last_verified_id), 0)
         selected: list[tuple[Sequence, int]] = []
-        for sequence in decoding[start:] + decoding[:start]:
+        for sequence in (decoding[start:] + decoding[:start])[:most_rows]:
             try:
-                width = self._width(sequence, len(decoding))
+                width = self._width(sequence, min(len(decoding), most_rows))
             except Exception as error:
                 self._fail(planned, sequence, error)
                 continue
@@ -180,7 +217,7 @@ class Planner:
         )
 
     def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:
-        prefilling = [s for s in self.running.values() if not s.is_decoding]
+        prefilling = [s for s in self.running.values() if not s.is_decoding and not s.is_in_flight]
         num_rows_before = len(planned.plan.rows)
         while budget > 0 and (prefilling or self._can_admit()):
             sequence = prefilling.pop(0) if prefilling else self._admit()
@@ -213,6 +250,8 @@ class Planner:
         """Whether the next waiting sequence may start without taking pages from anyone."""
         if not self.waiting or len(self.running) >= self._limits.max_rows:
             return False
+        if self.is_short_of_pages:
+            return False
         head = self.waiting.head
         # Room for a first draft block as well, or it would be preempted right after its prefill.
         # So a sequence can not return in the step that preempted it: it held no more than this.
@@ -243,10 +282,13 @@ class Planner:
         """Get pages for a running sequence, from those of the last rank if need be.
 
         Returns:
-            False when the sequence itself was the last and has been preempted. One that runs alone never
-            is: ``check_request`` made sure that it fits alone.
+            False when the sequence itself was the last and has been preempted, or nobody may be and it has
+            to wait. One that runs alone never is: ``check_request`` made sure that it fits alone.
         """
         while not self.pages.ensure(sequence.seq_id, num_positions):
+            if not self._may_preempt:
+                self.is_short_of_pages = True
+                return False
             if self._preempt_last() is sequence:
                 return False
         return True

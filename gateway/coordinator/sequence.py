@@ -17,6 +17,13 @@ class PendingIngest(NamedTuple):
     start_position: int
 
 
+class LastCycle(NamedTuple):
+    """The step of a sequence's last cycle, and when it was committed (seconds)."""
+
+    step_id: int
+    committed_at: float
+
+
 class Sequence:
     """Committed tokens of one request and where its caches stand.
 
@@ -35,7 +42,9 @@ class Sequence:
     __slots__ = (
         "is_cancelled",
         "is_decoding",
+        "is_in_flight",
         "is_urgent",
+        "last_cycle",
         "max_length",
         "num_cached",
         "num_named_pages",
@@ -67,6 +76,9 @@ class Sequence:
         self.num_prefix_tokens: int | None = None
         """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self.is_decoding = False
+        self.is_in_flight = False
+        """A step that has not landed has a row of it."""
+        self.last_cycle: LastCycle | None = None
         self.is_urgent = False
         self.num_overtakes = 0
         """Younger sequences that were admitted while this one waited."""

@@ -64,23 +64,26 @@ def encode_plan(plan: StepPlan) -> bytes:
         for r in plan.rows
     ]
     ingests = [(i.feature_offset, i.num_tokens, i.start_position, i.page_ids) for i in plan.ingests]
-    return pack((plan.step_id, plan.feature_base, rows, ingests))
+    return pack((plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests))
 
 
 def decode_plan(frame: bytes) -> StepPlan:
     """Decode ``encode_plan``."""
-    step_id, feature_base, rows, ingests = unpack(frame)
+    step_id, feature_base, num_cohorts, rows, ingests = unpack(frame)
     return StepPlan(
         step_id,
         [_row(*fields) for fields in rows],
         [Ingest(*fields) for fields in ingests],
         feature_base,
+        num_cohorts,
     )
 
 
 def encode_drafts(result: DraftResult) -> bytes:
     """Encode a ``DraftResult``."""
-    return pack((result.step_id, result.draft_token_ids, result.draft_ms, result.parents))
+    return pack(
+        (result.step_id, result.draft_token_ids, result.draft_ms, result.parents, result.began_s)
+    )
 
 
 def decode_drafts(frame: bytes) -> DraftResult:
@@ -97,6 +100,8 @@ def encode_result(result: StepResult) -> bytes:
             result.draft_ms,
             result.verify_ms,
             result.error,
+            result.draft_began_s,
+            result.verify_began_s,
         )
     )
 

@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from dflash_wire.records import GenerationRequest, StepPlan, StepResult, TokenChunk
+from dflash_wire.records import (
+    GenerationRequest,
+    GroupGauges,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class EngineLimits:
     num_pages: int
     page_size: int
     max_step_positions: int
-    """Packed positions per step, prefill included; also the FeaturePool's rows."""
+    """Packed positions per step, prefill included; the FeaturePool has twice as many rows."""
     max_rows: int
     max_context: int
     """Longest sequence, prompt plus output, in tokens."""
@@ -28,10 +34,17 @@ class EngineLimits:
 
 
 class StepRing(Protocol):
-    """The way to drafter and verifier and back. One step is in flight at a time."""
+    """The way to drafter and verifier and back. Every executor runs steps in the order they were sent."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Send ``plan`` around the ring and wait for its result.
+    def send(self, plan: StepPlan) -> None:
+        """Send ``plan`` on its way; never blocks.
+
+        Raises:
+            EngineUnavailableError: an executor is gone or takes no messages.
+        """
+
+    def receive(self, step_id: int) -> StepResult:
+        """Wait for the result of a step that was sent; results of earlier steps are dropped.
 
         Raises:
             EngineUnavailableError: an executor is gone or does not answer.
@@ -63,3 +76,6 @@ class EnginePort(Protocol):
         Raises:
             EngineUnavailableError: it can not, with the reason.
         """
+
+    async def gauges(self) -> list[GroupGauges]:
+        """Return what every engine group that answers holds now; for metrics, not per request."""

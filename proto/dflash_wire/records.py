@@ -134,12 +134,29 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupGauges:
+    """One engine group at one moment, as its coordinator counts it."""
+
+    group: str
+    """Name of the coordinator replica; a replaced group has another one."""
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_held_pages: int
+    """Pages of running sequences; those that only the prefix cache knows are idle, not held."""
+    num_idle_pages: int
+    num_preemptions: int
+    num_steps: int
+    num_failed_steps: int
+
+
 @dataclass(slots=True)
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
 
-    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by the
-    previous step, belong to positions ``[start_position, start_position + num_tokens)``.
+    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by an earlier
+    step, belong to positions ``[start_position, start_position + num_tokens)``.
     """
 
     feature_offset: int
@@ -187,6 +204,8 @@ class StepPlan:
     rows: list[Row]
     ingests: list[Ingest] = field(default_factory=list)
     feature_base: int = 0
+    num_cohorts: int = 1
+    """Steps that are in flight at the same time while this one is."""
 
     @property
     def num_positions(self) -> int:
@@ -212,6 +231,8 @@ class DraftResult:
     parents: list[list[int]] | None = None
     """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
     ``n``-th draft token. None: every row is a chain."""
+    began_s: float = 0.0
+    """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
@@ -234,3 +255,6 @@ class StepResult:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     error: dict[str, str | None] | None = None
+    draft_began_s: float = 0.0
+    verify_began_s: float = 0.0
+    """When each began, for traces: one clock for all processes of one machine."""

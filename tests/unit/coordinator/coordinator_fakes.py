@@ -7,8 +7,9 @@ slot changes the output or breaks one of the checks that every step makes.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from recording_sink import RecordingSink
@@ -138,6 +139,9 @@ class FakeRing:
         self.violations: list[str] = []
         self.sabotage: Sabotage | None = None
         self.on_run: Callable[[StepPlan], None] = lambda plan: None
+        self.num_most_in_flight = 0
+        self._in_flight: deque[StepPlan] = deque()
+        self._given_up: set[int] = set()
         self.draft_ms = 0.25
         self.verify_ms = 0.5
         self._histories: dict[int, list[int]] = {}
@@ -150,35 +154,69 @@ class FakeRing:
         self._context: dict[int, Entry] = {}
         self._features: dict[int, Entry] = {}
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def send(self, plan: StepPlan) -> None:
+        """Draft at once, as a drafter does that is ahead of the verifier."""
         self.plans.append(plan)
+        self.num_most_in_flight = max(self.num_most_in_flight, len(self._in_flight) + 1)
         self.on_run(plan)
-        try:
-            result = self._run(plan)
-        except AssertionError as error:
-            self.violations.append(f"step {plan.step_id}: {error}")
-            raise
+        with self._watched(plan):
+            self._check_plan(plan)
+            self._ingest(plan)
+            for row in plan.rows:
+                if row.width > 1:
+                    self._check_context(row)
+        self._in_flight.append(plan)
+
+    def receive(self, step_id: int) -> StepResult:
+        """Verify in order, given-up steps too, until the one asked for."""
+        while True:
+            plan = self._in_flight.popleft()
+            if plan.step_id in self._given_up:
+                # It still writes, but nobody learns what it committed.
+                histories = {seq_id: tokens.copy() for seq_id, tokens in self._histories.items()}
+                with suppress(AssertionError):
+                    self._verify_step(plan)
+                self._histories = histories
+                continue
+            with self._watched(plan):
+                result = self._verify_step(plan)
+            if plan.step_id == step_id:
+                break
         if self.sabotage is not None:
             sabotage, self.sabotage = self.sabotage, None
             self.lose_everything()
+            self._given_up |= {plan.step_id for plan in self._in_flight}
             return sabotage(plan, result)
         return result
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        self._check_plan(plan)
-        self._ingest(plan)
-        self._features = {}  # this step's region overwrites the last one's
+    @contextmanager
+    def _watched(self, plan: StepPlan) -> Iterator[None]:
+        try:
+            yield
+        except AssertionError as error:
+            self.violations.append(f"step {plan.step_id}: {error}")
+            raise
+
+    def _verify_step(self, plan: StepPlan) -> StepResult:
         committed: list[list[int]] = []
         offset = plan.feature_base
         for row in plan.rows:
             read_row = self._prefill if row.is_prefill else self._verify
             committed.append(read_row(row, offset))
             offset += row.num_positions
-        self._last_step_id = plan.step_id
         return StepResult(plan.step_id, committed, self.draft_ms, self.verify_ms)
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.step_id > self._last_step_id, "step ids must ascend"
+        self._last_step_id = plan.step_id
+        seq_ids = {row.seq_id for row in plan.rows}
+        assert len(seq_ids) == len(plan.rows), "a sequence has two rows"
+        for other in self._in_flight:
+            if other.step_id in self._given_up:
+                continue
+            assert other.feature_base != plan.feature_base, "two steps write the same features"
+            both = seq_ids & {row.seq_id for row in other.rows}
+            assert not both, f"sequences {both} are in two steps"
         assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
         for row in plan.rows:
@@ -217,15 +255,19 @@ class FakeRing:
         page, offset = divmod(position, self.limits.page_size)
         return page_ids[page] * self.limits.page_size + offset
 
+    def _check_context(self, row: Row) -> None:
+        """Check that the drafter's pool holds [0, start_position)."""
+        for wanted in Entry.of(self._histories[row.seq_id][: row.start_position]):
+            held = self._context.get(self._slot(row.page_ids, wanted.position))
+            assert held == wanted, f"drafter context has {held}, not {wanted}"
+
     def _read_prefix(self, row: Row) -> int:
-        """Check both pools for [0, start_position) and return the target's state behind it."""
+        """Check the KV pool for [0, start_position) and return the target's state behind it."""
         state = start_state(row.sampling.seed)
         history = self._histories[row.seq_id]
         for wanted in Entry.of(history[: row.start_position]):
             slot = self._slot(row.page_ids, wanted.position)
             assert self._kv.get(slot) == wanted, f"KV has {self._kv.get(slot)}, not {wanted}"
-            held = self._context.get(slot)
-            assert row.width == 1 or held == wanted, f"drafter context has {held}, not {wanted}"
             state = advance(state, self._kv[slot].token_id)
         return state
 

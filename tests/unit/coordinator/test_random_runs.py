@@ -25,8 +25,16 @@ class CoordinatorMachine(RuleBasedStateMachine):
         num_pages=st.integers(6, 20),
         max_rows=st.integers(1, 5),
         max_step_positions=st.integers(8, 30),
+        cohorts=st.sampled_from([(1,), (2,), (2,)]),
     )
-    def build(self, drafter: str, num_pages: int, max_rows: int, max_step_positions: int) -> None:
+    def build(
+        self,
+        drafter: str,
+        num_pages: int,
+        max_rows: int,
+        max_step_positions: int,
+        cohorts: tuple[int, ...],
+    ) -> None:
         limits = make_limits(
             num_pages=num_pages,
             page_size=3,
@@ -35,7 +43,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             max_context=min(40, num_pages * 3),
             max_draft_block_size=8,
         )
-        self.bench = Bench(limits, DRAFTERS[drafter])
+        self.bench = Bench(limits, DRAFTERS[drafter], cohorts=cohorts)
         self.cancelled: dict[str, int] = {}
         self.num_requests = 0
 

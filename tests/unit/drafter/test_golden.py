@@ -122,8 +122,12 @@ class InProcessRing:
         self._drafter = drafter
         self._verifier = verifier
 
-    def run(self, plan: StepPlan) -> StepResult:
-        return self._verifier.run(plan, self._drafter.run(plan))
+    def send(self, plan: StepPlan) -> None:
+        self._drafts = self._drafter.run(plan)
+        self._plan = plan
+
+    def receive(self, step_id: int) -> StepResult:
+        return self._verifier.run(self._plan, self._drafts)
 
 
 class ListSink:
@@ -186,7 +190,7 @@ class Pair:
         )
         target = TargetModel(str(self.target_path), torch.float32, cpu)
         taps = list(self.draft.target_layer_ids)
-        features = torch.full((max_step_positions, len(taps) * HIDDEN), torch.nan)
+        features = torch.full((2 * max_step_positions, len(taps) * HIDDEN), torch.nan)
         pool = PagedPool(
             target.num_layers, 96, 4, target.num_kv_heads, target.head_dim, torch.float32, cpu
         )
@@ -195,7 +199,9 @@ class Pair:
         drafter.feature_pool = features
         verifier = VerifierEngine(target, pool, features, taps)
         sink = ListSink()
-        return Coordinator(InProcessRing(drafter, verifier), sink, limits, policy), sink
+        return Coordinator(
+            InProcessRing(drafter, verifier), sink, limits, policy, cohorts=(1,)
+        ), sink
 
 
 @pytest.fixture(scope="module", params=[("qwen3", 1, 3), ("llama", 7, 1)], ids=["qwen3", "llama"])

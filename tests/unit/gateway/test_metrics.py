@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import httpx
 import pytest
 from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last
 from prometheus_client.parser import text_string_to_metric_families
 
-from dflash_wire.records import GenerationRequest, TokenChunk
-from gateway.app import create_app
+from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.records import CycleStats, GenerationRequest, GroupGauges, TokenChunk
+from gateway.app import create_app, create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.metrics import GatewayMetrics
-from gateway.state import GatewaySettings
+from gateway.state import GatewaySettings, GatewayState
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -153,8 +155,57 @@ async def test_cached_prompt_tokens(serve: Serve, encode: Encode) -> None:
 
 
 @pytest.mark.asyncio
+async def test_acceptance_is_counted_by_how_the_prompt_began(serve: Serve, encode: Encode) -> None:
+    one = encode("o")
+    first = TokenChunk("", one, num_cached_tokens=16)
+    served = serve([first, cycle(one * 4), cycle(one * 2), last(one)])
+    await served.chat()
+    plain = TokenChunk("", one, cycle=CycleStats(0, 0, 1, 0.0, 1.0, 0.0))
+    served.engine.script = lambda _: [TokenChunk("", one, num_cached_tokens=0), plain, last(one)]
+    await served.chat()
+    got = samples(served.metrics.render().decode())
+    assert got["dflash_prefix_cycles_total", "hit"] == 3
+    assert got["dflash_prefix_cycle_tokens_total", "hit"] == 7
+    assert got["dflash_prefix_cycles_total", "miss"] == 1, "a cycle without drafts says nothing"
+    assert got["dflash_prefix_cycle_tokens_total", "miss"] == 1
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("salt", ["", 7, "s" * 257])
 async def test_salts_are_short_texts(serve: Serve, salt: object) -> None:
     response = await serve([]).chat(cache_salt=salt)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "cache_salt"
+
+
+@pytest.mark.asyncio
+async def test_engine_groups_are_reported_as_they_are_now(serve: Serve) -> None:
+    served = serve([])
+    served.engine.groups = [
+        GroupGauges("a", 3, 1, 64, 12, 20, 5, 700, 1),
+        GroupGauges("b", 0, 0, 64, 0, 64, 0, 9, 0),
+    ]
+    got = samples((await served.http.get("/metrics")).text)
+    assert got["dflash_sequences_running", "a"] == 3
+    assert got["dflash_sequences_waiting", "a"] == 1
+    assert (got["dflash_pages_in_use", "a"], got["dflash_pages_in_use", "b"]) == (12, 0)
+    assert (got["dflash_pages_cached", "a"], got["dflash_pages_cached", "b"]) == (20, 64)
+    assert got["dflash_pages", "b"] == 64
+    assert got["dflash_preemptions_total", "a"] == 5
+    assert got["dflash_steps_total", "b"] == 9
+    assert got["dflash_failed_steps_total", "a"] == 1
+    served.engine.groups = []
+    got = samples((await served.http.get("/metrics")).text)
+    assert ("dflash_pages", "a") not in got, "a group that is gone must not linger"
+
+
+@pytest.mark.asyncio
+async def test_metrics_answer_while_the_engine_starts() -> None:
+    def not_yet() -> GatewayState:
+        raise EngineUnavailableError("starting")
+
+    transport = httpx.ASGITransport(app=create_app_from(not_yet))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.get("/metrics")
+    assert response.status_code == 200
+    assert "dflash_cycles_total 0.0" in response.text

@@ -215,7 +215,8 @@ def test_a_step_starts_where_its_work_is() -> None:
     ]
     for plan, stage in zip(plans, (verifier, drafter, drafter, verifier), strict=True):
         answers.send([PLAN, encode_result(StepResult(plan.step_id, [[1]]))])
-        assert ring.run(plan).step_id == plan.step_id
+        ring.send(plan)
+        assert ring.receive(plan.step_id).step_id == plan.step_id
         message = stage.receive(WAIT_MS)
         assert message is not None
         assert decode_plan(message[1]) == plan
@@ -223,3 +224,34 @@ def test_a_step_starts_where_its_work_is() -> None:
             assert decode_drafts(message[2]) == DraftResult(plan.step_id, [[]])
     for socket in (drafter, verifier, answers, ring):
         socket.close()
+
+
+def test_no_step_overtakes_another_on_the_short_way() -> None:
+    drafter, verifier = Inbound("ipc", 1.0), Inbound("ipc", 1.0)
+    ring = ZmqRing(LinkArgs())
+    ring.connect(drafter.address, verifier.address)
+    answers = Outbound(ring.address)
+    ring.send(StepPlan(1, [Row(0, [5], 4, [0], width=4)]))
+    ring.send(
+        StepPlan(2, [Row(1, [5], 4, [1])])
+    )  # nothing to draft, but step 1 is with the drafter
+    for step_id in (1, 2):
+        message = drafter.receive(WAIT_MS)
+        assert message is not None and decode_plan(message[1]).step_id == step_id
+        answers.send([PLAN, encode_result(StepResult(step_id, [[1]]))])
+        assert ring.receive(step_id).step_id == step_id
+    ring.send(StepPlan(3, [Row(1, [5], 4, [1])]))
+    message = verifier.receive(WAIT_MS)
+    assert message is not None and decode_plan(message[1]).step_id == 3
+    for socket in (drafter, verifier, answers, ring):
+        socket.close()
+
+
+def test_results_of_given_up_steps_are_dropped() -> None:
+    ring = ZmqRing(LinkArgs())
+    answers = Outbound(ring.address)
+    for step_id in (4, 5, 6):
+        answers.send([PLAN, encode_result(StepResult(step_id, [[1]]))])
+    assert ring.receive(6).step_id == 6
+    answers.close()
+    ring.close()
