@@ -20,6 +20,8 @@ HAPROXY ?= 0
 ifeq ($(HAPROXY),1)
 serve bench bench-serving: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
 serve bench bench-serving: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+# One thread moves far more events than our gateway makes, and finds more of them each time it wakes up.
+serve bench bench-serving: export RAY_SERVE_HAPROXY_NBTHREAD ?= 1
 # How long a stopping gateway waits for load balancers in front to notice; here there are none.
 serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
 endif

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
-from gateway.detokenize import Detokenizer
+from gateway.byte_detokenize import ByteDetokenizer, token_bytes
+from gateway.detokenize import Detokenizer, StreamDetokenizer
 
 INLINE_CHARS = 4096
 """Longest text that is encoded on the event loop (about a millisecond); longer goes to a thread."""
@@ -50,6 +51,7 @@ class ChatTokenizer:
         self._special_ids = frozenset(
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         )
+        self._token_bytes = token_bytes(backend, self._special_ids)
 
     @classmethod
     def load(cls, path: str | Path) -> ChatTokenizer:
@@ -101,7 +103,9 @@ class ChatTokenizer:
 
     def new_detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one sequence."""
-        return Detokenizer(self._backend, self._special_ids)
+        if self._token_bytes is not None:
+            return ByteDetokenizer(self._token_bytes)
+        return StreamDetokenizer(self._backend, self._special_ids)
 
     def render(
         self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None

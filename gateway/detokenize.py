@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -11,8 +12,21 @@ from dflash_wire.records import FinishReason
 from gateway.stop_strings import StopMatcher
 
 
-class Detokenizer:
-    """Incremental decoding of one sequence. Owner: one sequence.
+class Detokenizer(Protocol):
+    """Incremental decoding of one sequence, whatever the tokenizer. Owner: one sequence."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that ``token_id`` completes, which may be empty."""
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete, as if pushed one by one."""
+
+    def flush(self) -> str:
+        """Return incomplete bytes as replacement characters and start afresh."""
+
+
+class StreamDetokenizer:
+    """A ``Detokenizer`` for any tokenizer, through its own decoder. Owner: one sequence.
 
     A character whose bytes are spread over several tokens comes out with the last of them.
 
@@ -45,6 +59,10 @@ class Detokenizer:
             return ""
         self._emitted, self._pending = self._pending, []
         return text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete; grouped, the stream would see other prefixes."""
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         """Return incomplete bytes as replacement characters and start afresh."""
@@ -80,7 +98,7 @@ class SequenceText:
         """Return the text these tokens add; tokens after the end add nothing. Mutates."""
         if self._is_plain and self._stop_token_ids.isdisjoint(token_ids):
             self.num_tokens += len(token_ids)
-            return "".join(map(self._detokenizer.push, token_ids))
+            return self._detokenizer.push_all(token_ids)
         pieces: list[str] = []
         for token_id in token_ids:
             if self.finish_reason is not None:

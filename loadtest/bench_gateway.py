@@ -26,7 +26,7 @@ from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
 from loadtest.cpu_time import command, descendants
 from loadtest.gateway_report import BARE, HAPROXY, PROXY, evaluate, render_table, to_json
-from loadtest.paced_client import Edge, PacedClient, RequestCell, StreamCell
+from loadtest.paced_client import Edge, PacedClient, Parts, RequestCell, StreamCell
 from loadtest.processes import BenchError, ReadyChild, Server, Worker, accept_interrupts
 
 PARTS = {
@@ -76,6 +76,7 @@ def server_environment(has_haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": str(int(has_haproxy)),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": os.environ.get("RAY_SERVE_HAPROXY_NBTHREAD", "1"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
     }
@@ -103,8 +104,8 @@ def start_edge(stack: ExitStack, name: str, folder: Path, options: argparse.Name
     child.wait_ready(url, options.start_timeout)
     model = ApiClient(url).model_id()
     if name == BARE:
-        return Edge(name, url, model, {"gateway": (child.process.pid,)})
-    return Edge(name, url, model, find_parts(child.process.pid))
+        return Edge(name, url, model, lambda: {"gateway": (child.process.pid,)})
+    return Edge(name, url, model, lambda: find_parts(child.process.pid))
 
 
 def serve_config(port: int, step_ms: float) -> dict[str, object]:
@@ -123,7 +124,7 @@ def serve_config(port: int, step_ms: float) -> dict[str, object]:
     }
 
 
-def find_parts(pid: int) -> dict[str, tuple[int, ...]]:
+def find_parts(pid: int) -> Parts:
     """Return the processes of every part below a server.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ IDLE_S = 2.0
 PROMPT = "Sara has 12 pens. She buys 3 boxes of 8 pens each. How many pens does Sara have?"
 
 
+Parts = dict[str, tuple[int, ...]]
+"""Part of an edge ("gateway", "proxy") -> its processes; all others that run are not its cost."""
+
+
 @dataclass(frozen=True)
 class Edge:
     """One way from the client to the blocks."""
@@ -27,12 +31,8 @@ class Edge:
     name: str
     base_url: str
     model: str
-    parts: dict[str, tuple[int, ...]]
-    """Part ("gateway", "proxy") -> its processes; all others that run are not its cost."""
-
-    def cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds of every part so far."""
-        return {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
+    find_parts: Callable[[], Parts]
+    """Finds its processes; asked before every cell, because HAProxy replaces itself to reload."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,18 @@ class RequestCell:
     """Request sent to answer complete."""
 
 
-async def _idle(edge: Edge) -> dict[str, float]:
-    before = edge.cpu_s()
+def _read_cpu_s(parts: Parts) -> dict[str, float]:
+    return {part: sum(map(cpu_s, pids)) for part, pids in parts.items()}
+
+
+def _used_since(before: dict[str, float], parts: Parts) -> dict[str, float]:
+    return {part: seconds - before[part] for part, seconds in _read_cpu_s(parts).items()}
+
+
+async def _idle(parts: Parts) -> dict[str, float]:
+    before = _read_cpu_s(parts)
     await asyncio.sleep(IDLE_S)
-    return {part: used / IDLE_S for part, used in _used(before, edge.cpu_s()).items()}
-
-
-def _used(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {part: after[part] - before[part] for part in before}
+    return {part: used / IDLE_S for part, used in _used_since(before, parts).items()}
 
 
 def request_body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -120,16 +124,17 @@ class PacedClient:
         """
         num_blocks = math.ceil((warm_s + measure_s) / step_s) + 2
         body = request_body(edge.model, 1 + TOKENS_PER_STAMP * num_blocks)
-        idle = await _idle(edge)
+        parts = edge.find_parts()
+        idle = await _idle(parts)
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._read(edge, body)) for _ in range(num_streams)]
                 await asyncio.sleep(begin_s - time.perf_counter())
-                before = edge.cpu_s()
+                before = _read_cpu_s(parts)
                 await asyncio.sleep(end_s - time.perf_counter())
-                used = _used(before, edge.cpu_s())
+                used = _used_since(before, parts)
             ages = [age for task in tasks for age in stamp_ages(task.result(), begin_s, end_s)]
         except* (aiohttp.ClientError, StreamError, TimeoutError) as errors:
             raise BenchError(f"{edge.name}: a stream failed: {errors.exceptions[0]}") from errors
@@ -143,7 +148,8 @@ class PacedClient:
             BenchError: a request failed.
         """
         body = request_body(edge.model, 1)
-        latencies, before = [], edge.cpu_s()
+        parts = edge.find_parts()
+        latencies, before = [], _read_cpu_s(parts)
         try:
             for _ in range(count):
                 began = time.perf_counter()
@@ -153,7 +159,7 @@ class PacedClient:
                     raise StreamError(f"the answer is {stream.text!r}, not {FIRST_TEXT!r}")
         except (aiohttp.ClientError, StreamError, TimeoutError) as error:
             raise BenchError(f"{edge.name}: a request failed: {error}") from error
-        return RequestCell(edge.name, _used(before, edge.cpu_s()), tuple(latencies))
+        return RequestCell(edge.name, _used_since(before, parts), tuple(latencies))
 
     async def _read(self, edge: Edge, body: dict[str, Any]) -> ChatStream:
         pieces: list[tuple[float, bytes]] = []
