@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -33,12 +34,18 @@ class ChildProcess:
     Args:
         command: program and arguments, run in the repository root.
         has_pipes: connect stdin and stdout as text pipes; else stdout goes to the log.
+        environment: variables set for the child beside this process's own.
     """
 
     stop_s = 60.0
     """How long each stage of stopping may take."""
 
-    def __init__(self, command: list[str], has_pipes: bool = False) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        has_pipes: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = " ".join(command[1:4])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
@@ -47,6 +54,7 @@ class ChildProcess:
             stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if has_pipes else self._log,
             stderr=self._log,
+            env={**os.environ, **(environment or {})},
             text=True,
             start_new_session=True,
         )
@@ -91,15 +99,14 @@ class ChildProcess:
         self._log.close()
 
 
-class Server(ChildProcess):
-    """``serve run CONFIG`` as a child."""
+class HttpServer(ChildProcess):
+    """A child that says over HTTP when it is ready."""
 
-    def __init__(self, config: Path) -> None:
-        serve = Path(sys.executable).with_name("serve")
-        super().__init__([str(serve), "run", str(config)])
+    ready_path = "/ready"
+    """Answers 200 once requests can be served."""
 
     def wait_ready(self, base_url: str, timeout_s: float) -> None:
-        """Return when ``/ready`` answers 200.
+        """Return when ``ready_path`` answers 200.
 
         Raises:
             BenchError: the server ended, or was not ready in time.
@@ -108,10 +115,19 @@ class Server(ChildProcess):
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise self.failure(f"ended with status {self.process.returncode} at start")
-            if is_ready(base_url):
+            if is_ready(base_url, self.ready_path):
                 return
             time.sleep(0.25)
-        raise self.failure(f"{base_url}/ready did not answer 200 within {timeout_s:.0f} s")
+        url = base_url + self.ready_path
+        raise self.failure(f"{url} did not answer 200 within {timeout_s:.0f} s")
+
+
+class Server(HttpServer):
+    """``serve run CONFIG`` as a child."""
+
+    def __init__(self, config: Path) -> None:
+        serve = Path(sys.executable).with_name("serve")
+        super().__init__([str(serve), "run", str(config)])
 
 
 class Worker(ChildProcess):
@@ -170,10 +186,10 @@ def accept_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_ready(base_url: str) -> bool:
-    """Whether ``/ready`` answers 200 now."""
+def is_ready(base_url: str, path: str = "/ready") -> bool:
+    """Whether ``path`` answers 200 now."""
     try:
-        with urlopen(f"{base_url}/ready", timeout=5) as response:
+        with urlopen(f"{base_url}{path}", timeout=5) as response:
             return bool(response.status == 200)
     except (URLError, OSError):
         return False
