@@ -179,11 +179,13 @@ class Worker(ChildProcess):
 
 
 def accept_interrupts() -> None:
-    """Let Ctrl-C end this process, and SIGINT the children that are stopped with it.
+    """Let Ctrl-C and SIGTERM end this process, and SIGINT the children that are stopped with it.
 
-    A shell's background job ignores SIGINT, and so would they.
+    A shell's background job ignores SIGINT, and so would they; and a SIGTERM that killed this process
+    at once (``timeout``'s, say) would leave its children running.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def is_ready(base_url: str, path: str = "/ready") -> bool:

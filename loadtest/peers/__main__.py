@@ -19,7 +19,7 @@ from loadtest.bench_serving import default_prompts
 from loadtest.peers import install
 from loadtest.peers.places import LLAMA_VERSION, PEERS, VLLM_VERSION, Places
 from loadtest.peers.report import evaluate, render_table, to_json
-from loadtest.peers.setups import OURS, Settings, Setup, all_setups, choose
+from loadtest.peers.setups import NO_BINDING, OURS, Settings, Setup, all_setups, choose
 from loadtest.peers.visits import CellResult, Plan, our_token_ids, say, visit
 from loadtest.processes import ROOT, BenchError, accept_interrupts, add_server_arguments
 
@@ -59,6 +59,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", help="prompt sets; default as for bench-serving")
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--vllm-threads", type=int, default=2)
+    parser.add_argument("--vllm-bind", default=NO_BINDING, help="CPUs for its threads, as 0-1")
     parser.add_argument("--llama-threads", type=int, default=2)
     parser.add_argument("--dflash-threads", type=int, default=2, help="of the package's loop")
 
@@ -101,6 +102,12 @@ def chosen_setups(
     return [setup for setup in wanted if setup.peer not in missing], missing
 
 
+def in_one_line(error: BenchError) -> str:
+    """What happened, and the last line of the child's log, which mostly says why."""
+    first, *log = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return f"{first} ({log[-1]})" if log else first
+
+
 def measure_all(
     setups: Sequence[Setup], plan: Plan, rounds: int, failures: dict[str, str]
 ) -> list[CellResult]:
@@ -114,7 +121,7 @@ def measure_all(
                     say(result)
                     results.append(result)
             except BenchError as error:
-                failures[name] = str(error).split("\n", 1)[0]
+                failures[name] = in_one_line(error)
                 print(f"round {number + 1}: {name}: {error}", file=sys.stderr)
     return results
 
@@ -127,7 +134,9 @@ def run(options: argparse.Namespace) -> None:
         ValueError: a prompt set, or a setup, is unknown.
     """
     port = free_port()
-    settings = Settings(Places(), PAIR, port, options.vllm_threads, options.llama_threads)
+    settings = Settings(
+        *(Places(), PAIR, port, options.vllm_threads, options.llama_threads, options.vllm_bind)
+    )
     setups, failures = chosen_setups(options, settings)
     if options.list:
         for setup in setups:
@@ -157,7 +166,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _settings_shown(options: argparse.Namespace, names: str, num: int) -> dict[str, object]:
     kept = ("levels", "rounds", "seconds", "max_tokens")
-    threads = ("vllm_threads", "llama_threads", "dflash_threads")
+    threads = ("vllm_threads", "vllm_bind", "llama_threads", "dflash_threads")
     return {
         "prompts": names,
         "num_prompts": num,

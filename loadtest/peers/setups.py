@@ -15,6 +15,7 @@ LOOP = "dflash"
 """The public package: a loop in one process, one stream, no server."""
 MAX_STREAMS = 16
 CONTEXT = 2048
+NO_BINDING = "nobind"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Settings:
     port: int
     vllm_threads: int
     llama_threads: int
+    vllm_bind: str = NO_BINDING
+    """CPUs for vLLM's threads, as ``0-1``; it then spins 5 ms whatever ``KMP_BLOCKTIME`` says."""
 
 
 def draft_block_width(mode: str) -> int | None:
@@ -77,7 +80,9 @@ def vllm_setup(settings: Settings, dtype: str, mode: str) -> Setup:
         # Intel's OpenMP lets idle threads spin for 200 ms; 1 ms leaves the cores to the others.
         "KMP_BLOCKTIME": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings.vllm_threads - 1}",
+        # vLLM overrides the line above and this one when it binds threads to CPUs.
+        "OMP_NUM_THREADS": str(settings.vllm_threads),
+        "VLLM_CPU_OMP_THREADS_BIND": settings.vllm_bind,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from loadtest.closed_loop import Cell
 from loadtest.peers import __main__ as peers
 from loadtest.peers.gguf_convert import pre_tokenizer_name
 from loadtest.peers.places import GGUF_TYPES, ROOT, Places
 from loadtest.peers.setups import Settings, Setup, all_setups, choose, llama_setup, vllm_setup
+from loadtest.peers.visits import CellResult, Plan
+from loadtest.processes import BenchError
 
 pytestmark = pytest.mark.unit
 
@@ -39,7 +44,8 @@ def test_vllm_drafts_one_token_less_than_the_draft_block_has(tmp_path: Path) -> 
     assert "--no-enable-prefix-caching" in setup.command
     assert setup.environment["LD_PRELOAD"].endswith("libiomp5.so")
     assert setup.environment["KMP_BLOCKTIME"] == "1"
-    assert setup.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
+    assert setup.environment["OMP_NUM_THREADS"] == "2"
+    assert setup.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
 def test_vllm_without_a_drafter(tmp_path: Path) -> None:
@@ -120,3 +126,35 @@ def test_our_tokenizer_splits_as_qwen2_does() -> None:
     ours["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|x"
     with pytest.raises(ValueError, match="no known name"):
         pre_tokenizer_name(ours)
+
+
+def test_a_failure_is_one_line_with_the_end_of_the_log() -> None:
+    error = BenchError("llama-server: ended with status 1\nloading\nunknown model architecture\n\n")
+    expected = "llama-server: ended with status 1 (unknown model architecture)"
+    assert peers.in_one_line(error) == expected
+    assert peers.in_one_line(BenchError("no log")) == "no log"
+
+
+def test_a_failed_visit_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = []
+
+    def visit(setup: Setup, _plan: object, number: int) -> Iterator[CellResult]:
+        order.append((number, setup.name))
+        yield CellResult(setup.name, number, Cell(setup.name, 1, 0.0, 1.0, ()), None, 0.0)
+        if setup.name == "vllm/x":
+            raise BenchError("gone")
+
+    monkeypatch.setattr(peers, "visit", visit)
+    failures: dict[str, str] = {}
+    setups = [Setup("ours", "ours"), Setup("vllm/x", "vllm"), Setup("llama/x", "llama")]
+    plan = cast(Plan, None)  # the visit above needs none
+    results = peers.measure_all(setups, plan, rounds=2, failures=failures)
+    assert [name for _, name in order] == [
+        *("ours", "vllm/x", "llama/x"),
+        *("vllm/x", "llama/x", "ours"),
+    ]
+    assert len(results) == 6
+    assert failures == {"vllm/x": "gone"}
+    assert "vllm/x" in capsys.readouterr().err
