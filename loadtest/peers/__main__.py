@@ -61,7 +61,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm-threads", type=int, default=2)
     parser.add_argument("--vllm-bind", default=NO_BINDING, help="CPUs for its threads, as 0-1")
     parser.add_argument("--llama-threads", type=int, default=2)
-    parser.add_argument("--dflash-threads", type=int, default=2, help="of the package's loop")
 
 
 def _check_run_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -69,7 +68,7 @@ def _check_run_options(parser: argparse.ArgumentParser, options: argparse.Namesp
         options.levels = [int(level) for level in options.levels.split(",")]
     except ValueError:
         parser.error("--levels are whole numbers with commas between them")
-    threads = (options.vllm_threads, options.llama_threads, options.dflash_threads)
+    threads = (options.vllm_threads, options.llama_threads)
     counts = (*options.levels, options.rounds, options.max_tokens, options.num_prompts, *threads)
     if min(counts) < 1:
         parser.error("levels, rounds, tokens, prompts and threads are at least 1")
@@ -156,7 +155,6 @@ def run(options: argparse.Namespace) -> None:
         max_tokens=options.max_tokens,
         port=port,
         start_timeout_s=options.start_timeout,
-        loop_threads=options.dflash_threads,
         options=options,
     )
     report = evaluate(measure_all(setups, plan, options.rounds, failures), failures)
@@ -166,7 +164,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _settings_shown(options: argparse.Namespace, names: str, num: int) -> dict[str, object]:
     kept = ("levels", "rounds", "seconds", "max_tokens")
-    threads = ("vllm_threads", "vllm_bind", "llama_threads", "dflash_threads")
+    threads = ("vllm_threads", "vllm_bind", "llama_threads")
     return {
         "prompts": names,
         "num_prompts": num,

@@ -31,6 +31,8 @@ class Setup:
     command: list[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_alive: bool = True
+    num_threads: int = 1
+    """Of a loop without a server; servers have it in their command."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def all_setups(settings: Settings) -> list[Setup]:
         Setup(OURS, OURS),
         *(vllm_setup(settings, d, m) for d in ("bfloat16", "float32") for m in vllm_modes),
         *(llama_setup(settings, t, m) for t in ("bf16", "f32") for m in llama_modes),
-        Setup(f"{LOOP}/float32", LOOP),
+        # Alone it may gain from a second thread, beside anything else it collapses: the better one counts.
+        *(Setup(f"{LOOP}/float32/threads:{n}", LOOP, num_threads=n) for n in (1, 2)),
     ]
 
 

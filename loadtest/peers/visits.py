@@ -43,7 +43,6 @@ class Plan:
     max_tokens: int
     port: int
     start_timeout_s: float
-    loop_threads: int
     options: Namespace
 
 
@@ -161,7 +160,7 @@ def _visit_loop(setup: Setup, plan: Plan, number: int) -> CellResult:
     lengths: list[int] = []
     answers = []
     with ExitStack() as stack:
-        worker = start_worker(stack, "dflash", plan.options.config, plan.loop_threads)
+        worker = start_worker(stack, "dflash", plan.options.config, setup.num_threads)
         begin_s = time.perf_counter() + plan.warm_s
         end_s, now_s = begin_s + plan.measure_s, time.perf_counter()
         for prompt in cycle(plan.prompts):
