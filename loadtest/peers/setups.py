@@ -87,6 +87,8 @@ def vllm_setup(settings: Settings, dtype: str, mode: str) -> Setup:
         "VLLM_CPU_OMP_THREADS_BIND": settings.vllm_bind,
         # What it compiles; the second start of the same setup is faster.
         "VLLM_CACHE_ROOT": str(places.of("vllm") / "cache"),
+        # How long to start is for the caller to say; on a busy machine it takes more than its ten minutes.
+        "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         # It runs in our folder, whose packages it must not find.
