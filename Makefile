@@ -6,6 +6,7 @@ VENV ?= .venv
 CONFIG ?= config.yaml
 HOST ?= http://127.0.0.1:8000
 ARGS ?=
+PEERS ?= vllm,llama,dflash
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check --no-input install --constraint constraints.txt
@@ -18,16 +19,16 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 # in between, which takes a third of a millisecond of CPU from every event.
 HAPROXY ?= 0
 ifeq ($(HAPROXY),1)
-serve bench bench-serving: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
-serve bench bench-serving: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+serve bench bench-serving bench-peers: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
+serve bench bench-serving bench-peers: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
 # One thread moves far more events than our gateway makes, and finds more of them each time it wakes up.
-serve bench bench-serving: export RAY_SERVE_HAPROXY_NBTHREAD ?= 1
+serve bench bench-serving bench-peers: export RAY_SERVE_HAPROXY_NBTHREAD ?= 1
 # How long a stopping gateway waits for load balancers in front to notice; here there are none.
-serve bench bench-serving: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
+serve bench bench-serving bench-peers: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-peers bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +95,11 @@ bench: $(STAMP_TEST) ## speed of every policy beside two reference loops (ARGS=-
 
 bench-serving: $(STAMP_TEST) ## throughput and latency from 1 to 64 streams (ARGS=--help)
 	@$(PY) -m loadtest.bench_serving --config $(CONFIG) $(ARGS)
+
+# What can be had of vLLM, llama.cpp and the `dflash` package goes into build/peers, not into .venv.
+bench-peers: $(STAMP_TEST) ## the same pair in other servers too: PEERS=vllm,llama,dflash (ARGS=--help)
+	@$(PY) -m loadtest.peers install --peers $(PEERS)
+	@$(PY) -m loadtest.peers run --peers ours,$(PEERS) --config $(CONFIG) $(ARGS)
 
 bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 	@$(PY) -m services.bench_overhead $(ARGS)

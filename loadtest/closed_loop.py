@@ -31,6 +31,8 @@ class Answer:
     num_cycles: int
     num_committed: int
     """Tokens committed by cycles, so not those that prefills sampled."""
+    prompt_id: str = ""
+    text: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -71,10 +73,8 @@ class Cell:
         return tokens / (self.end_s - self.begin_s)
 
 
-def chat_body(
-    model: str, policy: str, prompt: Prompt, max_tokens: int, salt: str
-) -> dict[str, Any]:
-    """The request: greedy, streaming, with usage and statistics; its salt keeps prefixes apart."""
+def openai_body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    """The request that every OpenAI-compatible server takes: greedy, streaming, with usage."""
     return {
         "model": model,
         "messages": prompt.messages,
@@ -82,12 +82,21 @@ def chat_body(
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+    }
+
+
+def chat_body(
+    model: str, policy: str, prompt: Prompt, max_tokens: int, salt: str
+) -> dict[str, Any]:
+    """The request to our server: also a policy and statistics; its salt keeps prefixes apart."""
+    return {
+        **openai_body(model, prompt, max_tokens),
         "cache_salt": salt,
         "dflash": {"policy": policy, "stats": True},
     }
 
 
-def as_answer(stream: ChatStream, start_s: float) -> Answer | None:
+def as_answer(stream: ChatStream, start_s: float, prompt_id: str = "") -> Answer | None:
     """Measure a complete stream; None when it had no text."""
     timing = stream_timing(stream, start_s)
     if timing is None:
@@ -101,6 +110,8 @@ def as_answer(stream: ChatStream, start_s: float) -> Answer | None:
         num_first=timing.tokens_in_first_chunk,
         num_cycles=int(stats.get("num_cycles", 0)),
         num_committed=sum(stats.get("committed_per_cycle", ())),
+        prompt_id=prompt_id,
+        text=stream.text,
     )
 
 
@@ -112,15 +123,27 @@ class ClosedLoop:
         model: the name that requests carry.
         prompts: taken in turn by all streams.
         max_tokens: longest answer.
+        is_ours: requests carry the fields that only our server knows; else the policy of a cell is
+            just its name, and the server must not find prompts cached.
+        keep_alive: streams reuse their connection. Some servers close it without saying so.
     """
 
     def __init__(
-        self, base_url: str, model: str, prompts: Sequence[Prompt], max_tokens: int
+        self,
+        base_url: str,
+        model: str,
+        prompts: Sequence[Prompt],
+        max_tokens: int,
+        *,
+        is_ours: bool = True,
+        keep_alive: bool = True,
     ) -> None:
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
         self._prompts: Iterator[Prompt] = itertools.cycle(prompts)
         self._max_tokens = max_tokens
+        self._is_ours = is_ours
+        self._keep_alive = keep_alive
         self._salts = (f"closed-loop-{number}" for number in itertools.count())
 
     async def run(self, policy: str, num_streams: int, warm_s: float, measure_s: float) -> Cell:
@@ -131,7 +154,7 @@ class ClosedLoop:
         """
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             try:
@@ -156,9 +179,11 @@ class ClosedLoop:
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, policy: str) -> Answer | None:
-        body = chat_body(
-            self._model, policy, next(self._prompts), self._max_tokens, next(self._salts)
-        )
+        prompt = next(self._prompts)
+        if self._is_ours:
+            body = chat_body(self._model, policy, prompt, self._max_tokens, next(self._salts))
+        else:
+            body = openai_body(self._model, prompt, self._max_tokens)
         start_s, reader = time.perf_counter(), ChatStreamReader()
         async with session.post(self._url, json=body) as response:
             if response.status != 200:
@@ -166,5 +191,5 @@ class ClosedLoop:
             async for piece in response.content.iter_any():
                 stream = reader.feed(piece, time.perf_counter())
                 if stream is not None:
-                    return as_answer(stream, start_s)
+                    return as_answer(stream, start_s, prompt.prompt_id)
         raise reader.ended_early()

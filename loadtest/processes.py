@@ -34,7 +34,7 @@ class ChildProcess:
     Args:
         command: program and arguments, run in the repository root.
         has_pipes: connect stdin and stdout as text pipes; else stdout goes to the log.
-        environment: its environment; by default ours.
+        environment: variables set for the child beside this process's own.
     """
 
     stop_s = 60.0
@@ -51,10 +51,10 @@ class ChildProcess:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment,
             stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if has_pipes else self._log,
             stderr=self._log,
+            env={**os.environ, **(environment or {})},
             text=True,
             start_new_session=True,
         )
@@ -100,10 +100,13 @@ class ChildProcess:
 
 
 class ReadyChild(ChildProcess):
-    """A child that answers ``/ready`` when it can be used."""
+    """A child that says over HTTP when it can be used."""
+
+    ready_path = "/ready"
+    """Answers 200 once requests can be served."""
 
     def wait_ready(self, base_url: str, timeout_s: float) -> None:
-        """Return when ``/ready`` answers 200.
+        """Return when ``ready_path`` answers 200.
 
         Raises:
             BenchError: the server ended, or was not ready in time.
@@ -112,10 +115,11 @@ class ReadyChild(ChildProcess):
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise self.failure(f"ended with status {self.process.returncode} at start")
-            if is_ready(base_url):
+            if is_ready(base_url, self.ready_path):
                 return
             time.sleep(0.25)
-        raise self.failure(f"{base_url}/ready did not answer 200 within {timeout_s:.0f} s")
+        url = base_url + self.ready_path
+        raise self.failure(f"{url} did not answer 200 within {timeout_s:.0f} s")
 
 
 class Server(ReadyChild):
@@ -180,17 +184,19 @@ class Worker(ChildProcess):
 
 
 def accept_interrupts() -> None:
-    """Let Ctrl-C end this process, and SIGINT the children that are stopped with it.
+    """Let Ctrl-C and SIGTERM end this process, and SIGINT the children that are stopped with it.
 
-    A shell's background job ignores SIGINT, and so would they.
+    A shell's background job ignores SIGINT, and so would they; and a SIGTERM that killed this process
+    at once (``timeout``'s, say) would leave its children running.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def is_ready(base_url: str) -> bool:
-    """Whether ``/ready`` answers 200 now."""
+def is_ready(base_url: str, path: str = "/ready") -> bool:
+    """Whether ``path`` answers 200 now."""
     try:
-        with urlopen(f"{base_url}/ready", timeout=5) as response:
+        with urlopen(f"{base_url}{path}", timeout=5) as response:
             return bool(response.status == 200)
     except (URLError, OSError):
         return False

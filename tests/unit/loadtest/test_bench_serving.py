@@ -54,6 +54,18 @@ def test_streams_follow_each_other(fake_server: FakeServer) -> None:
     assert (answer.num_cycles, answer.num_committed) == (1, 5)
     assert answer.start_s < answer.first_s <= answer.last_s
     assert cell.tokens_per_s > 0
+    assert answer.text == "42 apples"
+    assert answer.prompt_id in {"p0", "p1", "p2"}
+
+
+def test_other_servers_get_no_fields_of_ours(fake_server: FakeServer) -> None:
+    fake_server.reply = STREAM
+    loop = ClosedLoop(fake_server.base_url, "pair", PROMPTS, 7, is_ours=False, keep_alive=False)
+    asyncio.run(loop.run("vllm", 1, 0.0, 0.05))
+    ours = {"cache_salt", "dflash"}
+    assert fake_server.bodies
+    assert not any(ours & body.keys() for body in fake_server.bodies)
+    assert fake_server.bodies[0]["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Our server beside other servers of the same pair: ``make bench-peers``."""
