@@ -24,6 +24,7 @@ from dflash_wire.ports import EnginePort
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.endpoints import openai_router
 from gateway.errors import install_error_handlers
+from gateway.group_metrics import EngineGroupCollector
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestEnvelope
 from gateway.operations import operations_router
@@ -56,6 +57,7 @@ def create_app_from(
         sends_request_id: put ``X-Request-Id`` on responses; False if a proxy in front does.
     """
     metrics = metrics or GatewayMetrics()
+    metrics.registry.register(EngineGroupCollector(provider))
     # A redirect for a trailing slash would turn a POST into a puzzle: 404 is clearer.
     app = FastAPI(title="DFlash", redirect_slashes=False)
     install_error_handlers(app, metrics)

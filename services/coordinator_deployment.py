@@ -6,15 +6,18 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dflash_wire.codec import decode_request
 from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
 from dflash_wire.records import GenerationRequest, TokenChunk
 from gateway.coordinator.coordinator import Coordinator
+from gateway.routing.recent_names import RecentNames
+from services.autoscaling import OUTSTANDING_TOKENS
 from services.config import AppArgs
 from services.engine_group import EngineGroup
 from services.frames import FrameSender
+from services.group_report import GroupReport
 from services.links import pin_thread
 from services.spec import EngineSpec
 
@@ -87,6 +90,8 @@ class CoordinatorDeployment:
     """
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        self._expected_output_tokens = args.routing.expected_output_tokens
+        self._recent_names = RecentNames()
         self._group = EngineGroup(args, spec)
         self._sink = CompletionSink()
         self._coordinator = Coordinator(
@@ -107,16 +112,21 @@ class CoordinatorDeployment:
         pin_thread(pin_cpu)
         self._coordinator.run_forever()
 
-    async def generate(self, frame: bytes) -> dict[str, str | None] | None:
+    async def generate(
+        self, frame: bytes, work: int = 0, prefix: bytes = b""
+    ) -> dict[str, str | None] | None:
         """Run one request to its end; its tokens travel as frames.
 
         Args:
             frame: an encoded ``GenerationRequest``.
+            work: expected tokens, for the router.
+            prefix: names of the prompt's beginnings, for this router and for those of other gateways.
 
         Returns:
             None when the last chunk went out, else the wire form of why it was refused.
         """
         request = decode_request(frame)
+        self._recent_names.add(prefix)
         ended = self._sink.register(request)
         try:
             self._coordinator.submit(request)
@@ -144,6 +154,9 @@ class CoordinatorDeployment:
         return {
             "num_running": now.num_running,
             "num_waiting": now.num_waiting,
+            "num_outstanding_tokens": self._coordinator.outstanding_tokens(
+                self._expected_output_tokens
+            ),
             "num_free_pages": now.num_free_pages,
             "num_idle_pages": now.num_idle_pages,
             "num_pages": now.num_pages,
@@ -151,6 +164,18 @@ class CoordinatorDeployment:
             "num_steps": now.totals.num_steps,
             "num_failed_steps": now.totals.num_failed_steps,
         }
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What every gateway's router gets to know of this group; Serve calls it now and then."""
+        now = self._coordinator.snapshot()
+        outstanding = self._coordinator.outstanding_tokens(self._expected_output_tokens)
+        names = self._recent_names.packed()
+        return GroupReport(now.num_running, now.num_waiting, outstanding, names).to_stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaling policy gets to know; Serve calls it where there is a policy."""
+        outstanding = self._coordinator.outstanding_tokens(self._expected_output_tokens)
+        return {OUTSTANDING_TOKENS: float(outstanding)}
 
     async def check_health(self) -> None:
         """Serve replaces the replica, and with it both actors, when this raises."""

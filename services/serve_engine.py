@@ -22,8 +22,10 @@ from dflash_wire.errors import (
     OverloadedError,
     error_from_wire,
 )
-from dflash_wire.records import GenerationRequest, TokenChunk
+from dflash_wire.records import EngineGroupLoad, GenerationRequest, TokenChunk
 from services.frames import FrameReceiver
+from services.group_report import last_loads
+from services.route_hints import RouteHints
 
 READY_TIMEOUT_S = 5.0
 
@@ -34,10 +36,14 @@ class ServeEngine:
     Args:
         coordinator: handle of the coordinator deployment.
         link_kind: ``ipc`` or ``tcp``, for the frame stream.
+        hints: what the router is told of a request.
     """
 
-    def __init__(self, coordinator: DeploymentHandle[Any], link_kind: str) -> None:
+    def __init__(
+        self, coordinator: DeploymentHandle[Any], link_kind: str, hints: RouteHints
+    ) -> None:
         self._coordinator = coordinator
+        self._hints = hints
         self._frames = FrameReceiver(link_kind)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
@@ -48,7 +54,8 @@ class ServeEngine:
         sent = replace(request, request_id=internal_id, frame_address=self._frames.address)
         is_finished = False
         async with self._frames.queue_of(internal_id) as queue:
-            response = self._coordinator.generate.remote(encode_request(sent))
+            hints = self._hints.of(request)
+            response = self._coordinator.generate.remote(encode_request(sent), **hints)
             call = asyncio.ensure_future(_outcome(response))
             # The last frame usually comes before the call returns, so nobody may be left to await it.
             call.add_done_callback(_retrieve)
@@ -67,6 +74,10 @@ class ServeEngine:
             await asyncio.wait_for(_outcome(response), READY_TIMEOUT_S)
         except TimeoutError as error:
             raise EngineUnavailableError("no engine group answers yet") from error
+
+    def group_loads(self) -> list[EngineGroupLoad]:
+        """See ``EnginePort.group_loads``."""
+        return last_loads(self._coordinator.app_name, self._coordinator.deployment_name)
 
 
 async def _outcome(response: Any) -> None:

@@ -132,6 +132,11 @@ class Coordinator:
             totals=replace(self._counters, accepted_drafts_by_position=positions),
         )
 
+    def outstanding_tokens(self, expected_output_tokens: int) -> int:
+        """Return the expected work of all live sequences in tokens (see ``outstanding``)."""
+        arrived = self._inbox.outstanding_tokens(expected_output_tokens)
+        return arrived + self._planner.outstanding_tokens(expected_output_tokens)
+
     def check_integrity(self) -> None:
         """Check the page tables; for tests and debugging, between steps.
 

@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from dflash_wire.records import GenerationRequest, StepPlan, StepResult, TokenChunk
+from dflash_wire.records import (
+    EngineGroupLoad,
+    GenerationRequest,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +69,6 @@ class EnginePort(Protocol):
         Raises:
             EngineUnavailableError: it can not, with the reason.
         """
+
+    def group_loads(self) -> list[EngineGroupLoad]:
+        """Return what the engine groups last said of their load; empty before the first word. Cheap."""

@@ -131,6 +131,19 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineGroupLoad:
+    """What one engine group had to do when it last said so."""
+
+    group_id: str
+    num_running: int
+    """Sequences with pages."""
+    num_waiting: int
+    """Sequences without."""
+    num_outstanding_tokens: int
+    """Tokens to prefill and expected output of both (see ``gateway.coordinator.outstanding``)."""
+
+
 @dataclass(slots=True)
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.

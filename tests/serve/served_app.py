@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from dflash_wire.records import GenerationRequest, GenerationStats
 from services.config import AppArgs
+from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,8 @@ class ServedApp:
 
     def engine(self) -> ServeEngine:
         """A gateway's end; bound to the event loop that uses it first."""
-        return ServeEngine(self.coordinator, self.args.link.kind)
+        hints = RouteHints(self.args.engine.page_size, 256, self.args.max_engine_groups > 1)
+        return ServeEngine(self.coordinator, self.args.link.kind, hints)
 
     def run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
         """Answer all requests, ``concurrency`` at a time, in order."""

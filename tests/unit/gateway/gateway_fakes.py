@@ -12,7 +12,7 @@ import openai
 from fastapi import FastAPI
 
 from dflash_wire.errors import DFlashError
-from dflash_wire.records import CycleStats, GenerationRequest, TokenChunk
+from dflash_wire.records import CycleStats, EngineGroupLoad, GenerationRequest, TokenChunk
 from gateway.metrics import GatewayMetrics
 
 Item = list[int] | TokenChunk | Exception | asyncio.Event
@@ -45,6 +45,7 @@ class FakeEngine:
         self.num_yielded = 0
         self.opened = asyncio.Event()
         self.not_ready: DFlashError | None = None
+        self.loads: list[EngineGroupLoad] = []
 
     def generate(self, request: GenerationRequest) -> FakeChunks:
         self.requests.append(request)
@@ -53,6 +54,9 @@ class FakeEngine:
     async def check_ready(self) -> None:
         if self.not_ready is not None:
             raise self.not_ready
+
+    def group_loads(self) -> list[EngineGroupLoad]:
+        return self.loads
 
 
 class FakeChunks:
