@@ -179,10 +179,3 @@ class AppArgs(Section):
         if self.autoscaling is not None and "num_engine_groups" in self.model_fields_set:
             raise ValueError("give num_engine_groups or autoscaling, not both")
         return self
-
-    @property
-    def max_engine_groups(self) -> int:
-        """Engine groups that may run at the same time."""
-        if self.autoscaling is None:
-            return self.num_engine_groups
-        return self.autoscaling.max_engine_groups

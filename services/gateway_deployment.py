@@ -28,9 +28,7 @@ class GatewayDeployment:
         coordinator: DeploymentHandle[Any],
     ) -> None:
         tokenizer = ChatTokenizer.load(target_path)
-        hints = RouteHints(
-            args.engine.page_size, args.routing.expected_output_tokens, args.max_engine_groups > 1
-        )
+        hints = RouteHints(args.engine.page_size, args.routing.expected_output_tokens)
         engine = ServeEngine(coordinator, args.link.kind, hints)
         self._state = GatewayState(engine, tokenizer, settings)
 

@@ -15,19 +15,15 @@ class RouteHints:
     Args:
         page_size: tokens per page of the engines.
         expected_output_tokens: see ``outstanding_tokens``.
-        names_prefixes: False where there is one group at most, so that nobody would look at them.
     """
 
-    def __init__(self, page_size: int, expected_output_tokens: int, names_prefixes: bool) -> None:
+    def __init__(self, page_size: int, expected_output_tokens: int) -> None:
         self._page_size = page_size
         self._expected_output_tokens = expected_output_tokens
-        self._names_prefixes = names_prefixes
 
     def of(self, request: GenerationRequest) -> dict[str, Any]:
         """Return ``work`` in tokens and ``prefix``, the packed names of the prompt's beginnings."""
         prompt = request.prompt_token_ids
         work = outstanding_tokens(len(prompt), request.max_tokens, self._expected_output_tokens)
-        names = b""
-        if self._names_prefixes:
-            names = prefix_names(prompt, request.cache_salt, self._page_size)
+        names = prefix_names(prompt, request.cache_salt, self._page_size)
         return {"work": work, "prefix": names}

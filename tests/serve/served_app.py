@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from services.serve_engine import ServeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = "dflash-test"
+DEADLINE_S = 120
 
 
 def free_port() -> int:
@@ -42,14 +45,15 @@ class ServedApp:
 
     args: AppArgs
     base_url: str
+    name: str = APP
 
     @property
     def coordinator(self) -> DeploymentHandle:
-        return serve.get_deployment_handle("Coordinator", APP)
+        return serve.get_deployment_handle("Coordinator", self.name)
 
     def engine(self) -> ServeEngine:
         """A gateway's end; bound to the event loop that uses it first."""
-        hints = RouteHints(self.args.engine.page_size, 256, self.args.max_engine_groups > 1)
+        hints = RouteHints(self.args.engine.page_size, self.args.routing.expected_output_tokens)
         return ServeEngine(self.coordinator, self.args.link.kind, hints)
 
     def run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
@@ -80,3 +84,15 @@ async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:
 
 def snapshot(app: ServedApp) -> dict[str, Any]:
     return dict(app.coordinator.snapshot.remote().result(timeout_s=30))
+
+
+async def groups(app: ServedApp) -> list[dict[str, Any]]:
+    """A snapshot of every engine group."""
+    return list(await app.coordinator.broadcast("snapshot").results_async(timeout_s=30))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Ask again and again; every condition here is a round trip or more."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not await condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"

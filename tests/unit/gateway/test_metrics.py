@@ -4,11 +4,12 @@ import pytest
 from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last
 from prometheus_client.parser import text_string_to_metric_families
 
-from dflash_wire.records import GenerationRequest, TokenChunk
-from gateway.app import create_app
+from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.records import EngineGroupLoad, GenerationRequest, TokenChunk
+from gateway.app import create_app, create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.metrics import GatewayMetrics
-from gateway.state import GatewaySettings
+from gateway.state import GatewaySettings, GatewayState
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -158,3 +159,26 @@ async def test_salts_are_short_texts(serve: Serve, salt: object) -> None:
     response = await serve([]).chat(cache_salt=salt)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "cache_salt"
+
+
+@pytest.mark.asyncio
+async def test_every_engine_group_is_shown_until_it_is_gone(serve: Serve) -> None:
+    served = serve([])
+    served.engine.loads = [EngineGroupLoad("one", 3, 1, 900), EngineGroupLoad("two", 0, 0, 0)]
+    got = samples((await served.http.get("/metrics")).text)
+    assert got["dflash_engine_group_requests_running", "one"] == 3
+    assert got["dflash_engine_group_requests_waiting", "one"] == 1
+    assert got["dflash_engine_group_outstanding_tokens", "one"] == 900
+    assert got["dflash_engine_group_outstanding_tokens", "two"] == 0
+    del served.engine.loads[0]
+    got = samples((await served.http.get("/metrics")).text)
+    assert ("dflash_engine_group_requests_running", "one") not in got
+
+
+def test_metrics_answer_while_the_server_starts() -> None:
+    def provider() -> GatewayState:
+        raise EngineUnavailableError("starting")
+
+    metrics = GatewayMetrics()
+    create_app_from(provider, metrics=metrics)
+    assert "dflash_engine_group_requests_running" in metrics.render().decode()
