@@ -138,7 +138,12 @@ class AutoscalingArgs(Section):
     target_outstanding_tokens: float = Field(
         8192, gt=0, description="Outstanding tokens per group that the number of groups aims at."
     )
-    look_back_period_s: float = Field(10.0, gt=0, description="Load is its mean over this time.")
+    report_period_s: float = Field(
+        5.0, gt=0, description="How often engine groups tell Serve's controller their load."
+    )
+    look_back_period_s: float = Field(
+        10.0, gt=0, description="Load is its mean over this time, longer than report_period_s."
+    )
     upscale_delay_s: float = Field(
         10.0, ge=0, description="How long more groups must have been wanted."
     )
@@ -153,6 +158,8 @@ class AutoscalingArgs(Section):
     def _bounds_fit(self) -> Self:
         if self.min_engine_groups > self.max_engine_groups:
             raise ValueError("min_engine_groups is larger than max_engine_groups")
+        if self.look_back_period_s <= self.report_period_s:
+            raise ValueError("look_back_period_s must be longer than report_period_s")
         return self
 
 

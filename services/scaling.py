@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from gateway.routing.group_picker import RoutingRules
 from services.autoscaling import OutstandingTokensPolicy
-from services.config import AppArgs
+from services.config import AppArgs, AutoscalingArgs
 from services.request_router import EngineGroupRouter
 
 FIXED_DRAIN_TIMEOUT_S = 10.0
@@ -40,19 +41,27 @@ def replica_options(args: AppArgs) -> dict[str, Any]:
             "num_replicas": args.num_engine_groups,
             "graceful_shutdown_timeout_s": FIXED_DRAIN_TIMEOUT_S,
         }
+    return {
+        "autoscaling_config": _autoscaling_config(scaling),
+        # Scaling down must not cut streams, so a group may take its time.
+        "graceful_shutdown_timeout_s": scaling.drain_timeout_s,
+    }
+
+
+def _autoscaling_config(scaling: AutoscalingArgs) -> AutoscalingConfig:
     policy = AutoscalingPolicy(
         policy_function=OutstandingTokensPolicy,
         policy_kwargs={"target_outstanding_tokens": scaling.target_outstanding_tokens},
     )
-    return {
-        "autoscaling_config": AutoscalingConfig(
+    with warnings.catch_warnings():
+        # Ray deprecates metrics_interval_s for an environment variable that its 2.60 does not read.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return AutoscalingConfig(
             min_replicas=scaling.min_engine_groups,
             max_replicas=scaling.max_engine_groups,
+            metrics_interval_s=scaling.report_period_s,
             look_back_period_s=scaling.look_back_period_s,
             upscale_delay_s=scaling.upscale_delay_s,
             downscale_delay_s=scaling.downscale_delay_s,
             policy=policy,
-        ),
-        # Scaling down must not cut streams, so a group may take its time.
-        "graceful_shutdown_timeout_s": scaling.drain_timeout_s,
-    }
+        )

@@ -10,8 +10,6 @@ from pathlib import Path
 # A user's throughput settings bind Serve's handles to one event loop; these tests use several. Read by
 # Ray when it is imported.
 os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
-# How often replicas tell the autoscaler their load, in seconds; ten by default.
-os.environ["RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
 
 import pytest
 import ray

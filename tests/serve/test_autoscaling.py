@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ray import serve
-from served_app import Output, ServedApp, collect, groups, until
+from served_app import ServedApp, collect, groups, until
 
 from dflash_wire.records import GenerationRequest
 from services.app import build
@@ -36,6 +36,7 @@ def autoscaled(served: ServedApp) -> Iterator[ServedApp]:
             "autoscaling": {
                 "max_engine_groups": 2,
                 "target_outstanding_tokens": TARGET,
+                "report_period_s": 0.5,
                 "look_back_period_s": 1,
                 "upscale_delay_s": 0,
                 "downscale_delay_s": 0,
@@ -59,7 +60,7 @@ def test_groups_come_with_load_and_go_without(served: ServedApp, autoscaled: Ser
     async def number_is(number: int) -> bool:
         return len(await groups(autoscaled)) == number
 
-    async def scenario() -> list[Output]:
+    async def scenario() -> list[list[int]]:
         engine = autoscaled.engine()
         assert await number_is(1)
         load: list[asyncio.Task[Any]] = [
@@ -78,6 +79,7 @@ def test_groups_come_with_load_and_go_without(served: ServedApp, autoscaled: Ser
         await asyncio.gather(*load, return_exceptions=True)
         # Two streams expect 512 tokens: one group is enough for them.
         await until(lambda: number_is(1), "one group is left")
-        return list(await asyncio.gather(*kept))
+        return [output.token_ids for output in await asyncio.gather(*kept)]
 
-    assert asyncio.run(scenario()) == served.run(kept_requests, concurrency=2)
+    expected = served.run(kept_requests, concurrency=2)
+    assert asyncio.run(scenario()) == [output.token_ids for output in expected]

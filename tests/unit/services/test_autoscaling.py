@@ -63,6 +63,7 @@ def test_options_with_autoscaling() -> None:
     options = replica_options(args)
     config = options["autoscaling_config"]
     assert (config.min_replicas, config.max_replicas) == (2, 5)
+    assert config.metrics_interval_s == args.autoscaling.report_period_s  # type: ignore[union-attr]
     assert options["graceful_shutdown_timeout_s"] == 77
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     wanted, _ = policy(context({OUTSTANDING_TOKENS: {"a": 3 * 8192.0}}, "a"))
@@ -75,6 +76,7 @@ def test_options_with_autoscaling() -> None:
         ({"autoscaling": {"min_engine_groups": 3, "max_engine_groups": 2}}, "larger than"),
         ({"autoscaling": {"max_engine_groups": 2}, "num_engine_groups": 2}, "not both"),
         ({"autoscaling": {}}, "max_engine_groups"),
+        ({"autoscaling": {"max_engine_groups": 2, "look_back_period_s": 5}}, "longer than"),
         ({"autoscaling": {"max_engine_groups": 2, "target_outstanding_tokens": 0}}, "target"),
     ],
 )
