@@ -110,7 +110,7 @@ class RoutingArgs(Section):
         description="Output expected of a running sequence, at most what is left of max_tokens.",
     )
     prefix_weight: float = Field(
-        2.0,
+        8.0,
         ge=0,
         description="Outstanding tokens that one cached prompt token outweighs; 0 routes by load alone.",
     )
@@ -118,7 +118,7 @@ class RoutingArgs(Section):
         4096, ge=0, description="Outstanding tokens that a cached prefix outweighs at most."
     )
     max_known_prefixes: int = Field(
-        65536, ge=1, description="Prefixes a gateway remembers, some 200 bytes each."
+        65536, ge=1, description="Prefixes a gateway remembers, some 350 bytes each."
     )
     prefix_ttl_s: float = Field(
         600.0, gt=0, description="Prefixes unused for so long are forgotten."

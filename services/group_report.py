@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dflash_wire.records import EngineGroupLoad
@@ -28,8 +28,9 @@ class GroupReport:
 
     @classmethod
     def from_stats(cls, stats: dict[str, Any]) -> GroupReport:
-        """Read it back; a replica that has not reported yet has nothing to do."""
-        return cls(**stats)
+        """Read it back. Silent replicas have nothing to do; fields of another version are left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in stats.items() if name in known})
 
     def load(self, group_id: str) -> EngineGroupLoad:
         """Return the gauges in it."""

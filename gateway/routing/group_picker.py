@@ -20,7 +20,7 @@ class RoutingRules:
 
     page_size: int
     """Tokens per page of the engines."""
-    prefix_weight: float = 2.0
+    prefix_weight: float = 8.0
     """Outstanding tokens that one cached prompt token outweighs."""
     load_bound_tokens: float = 4096
     """Outstanding tokens that a cached prefix outweighs at most, however long it is."""

@@ -16,7 +16,7 @@ class PrefixTable(Generic[Group]):
     them again and has them then, so a wrong entry costs one detour and corrects itself.
 
     Args:
-        max_names: names kept; the least recently used go first. An entry takes some 200 bytes.
+        max_names: names kept; the least recently used go first. A name takes some 350 bytes.
         ttl_s: entries that nobody used for so long are forgotten.
 
     Invariants: at most ``max_names`` names, each with at least one group.

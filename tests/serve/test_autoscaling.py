@@ -15,7 +15,12 @@ from dflash_wire.records import GenerationRequest
 from services.app import build
 from services.config import AppArgs
 
-pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.serve,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
 
 APP = "dflash-autoscaled"
 TARGET = 600

@@ -19,7 +19,12 @@ from served_app import DEADLINE_S, ServedApp, groups, until
 from services.app import build
 from services.config import AppArgs
 
-pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.serve,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
 
 APP = "dflash-scale"
 NUM_STREAMS = 8

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from services.config import AppArgs, AutoscalingArgs, Section
+from services.yaml_args import read_app_args
 
 pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def sections() -> list[type[Section]]:
@@ -86,3 +90,8 @@ def test_every_section_is_strict_and_every_field_described() -> None:
 def test_an_unquoted_off_is_the_policy() -> None:
     """YAML reads it as false."""
     assert AppArgs.model_validate({"engine": {"policy": False}}).engine.policy == "off"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "configs/qwen3-8b.yaml", "configs/scale-out.yaml"])
+def test_shipped_files_are_valid(name: str) -> None:
+    read_app_args(ROOT / name)
