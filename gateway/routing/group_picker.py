@@ -35,7 +35,7 @@ class GroupPicker(Generic[Group]):
     kept is forgotten at once, prefixes and load.
 
     A group's *cost* is its outstanding tokens less ``prefix_weight`` tokens for each prompt token that it has
-    cached, at most ``load_bound_tokens``. The group with the smallest cost wins; among equals the one that
+    cached and not every group has, at most ``load_bound_tokens``. The group with the smallest cost wins; among equals the one that
     waited longest. So a prompt that nobody knows goes to the least loaded group, and a known one goes back to
     its group until that has ``load_bound_tokens`` more to do than another, or less for a short prefix: nobody
     should queue for the sake of a chat template's header.
@@ -79,12 +79,13 @@ class GroupPicker(Generic[Group]):
             now: seconds, on the clock of all calls here.
         """
         depths = self._table.depths(names, now) if names else {}
-        sizes = list(islice(boundaries(), max(depths.values(), default=0)))
+        sizes = [0, *islice(boundaries(), max(depths.values(), default=0))]
+        # What all have, like a system prompt, must not use up the bound: it says nothing.
+        least = min((sizes[depths.get(group, 0)] for group in groups), default=0)
 
         def cost(group: Group) -> tuple[float, int]:
             load = self._loads.get(group)
-            depth = depths.get(group, 0)
-            num_cached = sizes[depth - 1] * self._rules.page_size if depth else 0
+            num_cached = (sizes[depths.get(group, 0)] - least) * self._rules.page_size
             gain = min(num_cached * self._rules.prefix_weight, self._rules.load_bound_tokens)
             tokens = 0.0 if load is None else load.outstanding_tokens
             return tokens - gain, self._turns.get(group, 0)

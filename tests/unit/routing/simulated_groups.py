@@ -1,7 +1,7 @@
 """Simulated engine groups under chat traffic: what a routing rule does to cache hits and waiting times.
 
 A group steps as the demo pair does on one CPU: 3 ms and 0.2 ms for each position, verify rows first, the rest
-of the step's positions for prefill; pages are cached by whole prefix and given up in order of last use. Requests
+of the positions for prefill; pages are cached by whole prefix and given up in order of last use. Requests
 come in conversations: a system prompt that all share, then turns that each repeat what was said before.
 
 ``PYTHONPATH=.:proto python tests/unit/routing/simulated_groups.py`` prints the table of docs/log.md.

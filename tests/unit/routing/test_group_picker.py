@@ -98,6 +98,16 @@ def test_the_longest_known_beginning_wins() -> None:
     assert cluster.best([*LONG[:200], *[7] * 600]) == "a"  # both have that much; a waited longer
 
 
+def test_what_all_have_does_not_use_up_the_bound() -> None:
+    cluster = Cluster("a", "b")
+    system = list(range(9000, 10000))  # a thousand tokens, twice as many as the bound pays for
+    for group in cluster.groups:
+        cluster.picker.report(group, 0, names(system), cluster.now)
+    cluster.picker.report("a", 500, names([*system, *LONG]), cluster.now)
+    assert cluster.best([*system, *LONG]) == "a"
+    assert cluster.best([*system, *[7] * 500]) == "b"
+
+
 def test_a_group_that_is_gone_is_forgotten() -> None:
     cluster = Cluster("a", "b")
     group = cluster.send(LONG, work=500)
