@@ -34,11 +34,11 @@ class GroupPicker(Generic[Group]):
     Owner: one router; everything runs in its event loop. Groups come and go with ``keep``; one that is not
     kept is forgotten at once, prefixes and load.
 
-    A group's *cost* is its outstanding tokens less ``prefix_weight`` tokens for each prompt token that it has
-    cached and not every group has, at most ``load_bound_tokens``. The group with the smallest cost wins; among equals the one that
-    waited longest. So a prompt that nobody knows goes to the least loaded group, and a known one goes back to
-    its group until that has ``load_bound_tokens`` more to do than another, or less for a short prefix: nobody
-    should queue for the sake of a chat template's header.
+    A group's *cost* is its outstanding tokens less ``prefix_weight`` tokens for each prompt token that it
+    has cached and not every group has, at most ``load_bound_tokens``. The smallest cost wins; among equals
+    the group that waited longest. So a prompt that nobody knows goes to the least loaded group, and a known
+    one goes back to its group until that has ``load_bound_tokens`` more to do than another, or less for a
+    short prefix: nobody should queue for the sake of a chat template's header.
     """
 
     def __init__(self, rules: RoutingRules) -> None:
