@@ -22,6 +22,10 @@ GAUGES = {
         "dflash_sequences_waiting",
         "Sequences without pages, preempted ones included.",
     ),
+    "num_outstanding_tokens": (
+        "dflash_outstanding_tokens",
+        "Tokens to prefill and expected output of running and waiting sequences.",
+    ),
     "num_pages": ("dflash_pages", "Pages of the engine group."),
     "num_held_pages": ("dflash_pages_in_use", "Pages of running sequences."),
     "num_idle_pages": ("dflash_pages_cached", "Free pages that still hold a cached prefix."),

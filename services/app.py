@@ -12,6 +12,7 @@ from ray.serve import Application, Deployment
 from services.config import AppArgs
 from services.coordinator_deployment import CoordinatorDeployment
 from services.gateway_deployment import GatewayDeployment
+from services.scaling import replica_options, router_config
 from services.settings import gateway_settings
 from services.spec import make_spec
 
@@ -47,13 +48,13 @@ def build(args: AppArgs) -> Application:
     coordinator = _deployment(
         CoordinatorDeployment,
         name="Coordinator",
-        num_replicas=args.num_engine_groups,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[{name: n for name, n in bundle.items() if n > 0}],
         max_ongoing_requests=num_lanes * (args.engine.max_rows + args.engine.max_waiting),
         max_queued_requests=args.engine.max_waiting,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        graceful_shutdown_timeout_s=10,
+        request_router_config=router_config(args),
+        **replica_options(args),
     ).bind(args, spec)
     application: Application = _deployment(
         GatewayDeployment,

@@ -5,7 +5,7 @@ Unknown keys are an error that names the key. Nothing here is read from the envi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -155,6 +155,68 @@ class GatewayArgs(Section):
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Larger bodies get 413.")
 
 
+class RoutingArgs(Section):
+    """Which engine group gets a request. Outstanding tokens: to prefill, and expected output."""
+
+    expected_output_tokens: int = Field(
+        256,
+        ge=1,
+        description="Output expected of a running sequence, at most what is left of max_tokens.",
+    )
+    prefix_weight: float = Field(
+        8.0,
+        ge=0,
+        description="Outstanding tokens that one cached prompt token outweighs; 0 routes by load alone.",
+    )
+    load_bound_tokens: float = Field(
+        4096, ge=0, description="Outstanding tokens that a cached prefix outweighs at most."
+    )
+    max_known_prefixes: int = Field(
+        65536, ge=1, description="Prefixes a gateway remembers, some 350 bytes each."
+    )
+    prefix_ttl_s: float = Field(
+        600.0, gt=0, description="Prefixes unused for so long are forgotten."
+    )
+    report_period_s: float = Field(
+        1.0,
+        gt=0,
+        description="How often engine groups tell gateways their load and their prefixes.",
+    )
+
+
+class AutoscalingArgs(Section):
+    """How the number of engine groups follows the load."""
+
+    min_engine_groups: int = Field(1, ge=1, description="Groups that always run.")
+    max_engine_groups: int = Field(ge=1, description="Groups that run at most.")
+    target_outstanding_tokens: float = Field(
+        8192, gt=0, description="Outstanding tokens per group that the number of groups aims at."
+    )
+    report_period_s: float = Field(
+        5.0, gt=0, description="How often engine groups tell Serve's controller their load."
+    )
+    look_back_period_s: float = Field(
+        10.0, gt=0, description="Load is its mean over this time, longer than report_period_s."
+    )
+    upscale_delay_s: float = Field(
+        10.0, ge=0, description="How long more groups must have been wanted."
+    )
+    downscale_delay_s: float = Field(
+        300.0, ge=0, description="How long fewer groups must have been wanted."
+    )
+    drain_timeout_s: float = Field(
+        600.0, gt=0, description="How long a group that is not wanted may finish its requests."
+    )
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Self:
+        if self.min_engine_groups > self.max_engine_groups:
+            raise ValueError("min_engine_groups is larger than max_engine_groups")
+        if self.look_back_period_s <= self.report_period_s:
+            raise ValueError("look_back_period_s must be longer than report_period_s")
+        return self
+
+
 class AppArgs(Section):
     """Arguments of ``services.app:build``."""
 
@@ -168,3 +230,13 @@ class AppArgs(Section):
     num_engine_groups: int = Field(
         1, ge=1, description="Coordinator replicas, each with verifiers and drafters of its own."
     )
+    routing: RoutingArgs = RoutingArgs()
+    autoscaling: AutoscalingArgs | None = Field(
+        None, description="Replaces num_engine_groups; without it that number is fixed."
+    )
+
+    @model_validator(mode="after")
+    def _one_number_of_groups(self) -> Self:
+        if self.autoscaling is not None and "num_engine_groups" in self.model_fields_set:
+            raise ValueError("give num_engine_groups or autoscaling, not both")
+        return self

@@ -19,9 +19,12 @@ from gateway.coordinator.coordinator import Coordinator
 from gateway.coordinator.lanes import choose_lane
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.stats import AcceptanceCounters, EngineSnapshot
+from gateway.routing.recent_names import RecentNames
+from services.autoscaling import OUTSTANDING_TOKENS
 from services.config import AppArgs, EngineArgs
 from services.engine_group import EngineGroup
 from services.frames import FrameSender
+from services.group_report import GroupReport
 from services.links import pin_thread
 from services.spec import EngineSpec
 
@@ -160,20 +163,27 @@ class CoordinatorDeployment:
     """
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        self._expected_output_tokens = args.routing.expected_output_tokens
+        self._recent_names = RecentNames()
         self._group = EngineGroup(args, spec)
         self._lanes = [Lane(ring, self._group.limits, args.engine) for ring in self._group.rings]
         for index, lane in enumerate(self._lanes):
             lane.start(args.link.for_lane(index).pin_cpu)
 
-    async def generate(self, frame: bytes) -> dict[str, str | None] | None:
+    async def generate(
+        self, frame: bytes, work: int = 0, prefix: bytes = b""
+    ) -> dict[str, str | None] | None:
         """Run one request to its end; its tokens travel as frames.
 
         Args:
             frame: an encoded ``GenerationRequest``.
+            work: expected tokens, for the router.
+            prefix: names of the prompt's beginnings, for this router and for those of other gateways.
 
         Returns:
             None when the last chunk went out, else the wire form of why it was refused.
         """
+        self._recent_names.add(prefix)
         try:
             sequence = self._lanes[0].coordinator.prepare(decode_request(frame))
             await self._lane_for(sequence).run(sequence)
@@ -211,7 +221,25 @@ class CoordinatorDeployment:
             for index, name in enumerate(names)
         }
         group = serve.get_replica_context().replica_id.unique_id
-        return {"group": group, **sums, "lanes": gauges, "drafters": drafters}
+        return {
+            "group": group,
+            **sums,
+            "num_outstanding_tokens": self._outstanding_tokens(),
+            "lanes": gauges,
+            "drafters": drafters,
+        }
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What every gateway's router gets to know of this group; Serve calls it now and then."""
+        return GroupReport(self._outstanding_tokens(), self._recent_names.packed()).to_stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaling policy gets to know; Serve calls it where there is a policy."""
+        return {OUTSTANDING_TOKENS: float(self._outstanding_tokens())}
+
+    def _outstanding_tokens(self) -> int:
+        expected = self._expected_output_tokens
+        return sum(lane.coordinator.outstanding_tokens(expected) for lane in self._lanes)
 
     async def check_health(self) -> None:
         """Serve replaces the replica, and with it all actors, when this raises."""

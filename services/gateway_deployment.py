@@ -12,6 +12,7 @@ from gateway.app import create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.state import GatewaySettings, GatewayState
 from services.config import AppArgs
+from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 
@@ -27,7 +28,8 @@ class GatewayDeployment:
         coordinator: DeploymentHandle[Any],
     ) -> None:
         tokenizer = ChatTokenizer.load(target_path)
-        engine = ServeEngine(coordinator, args.link.kind)
+        hints = RouteHints(args.engine.page_size, args.routing.expected_output_tokens)
+        engine = ServeEngine(coordinator, args.link.kind, hints)
         self._state = GatewayState(engine, tokenizer, settings)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

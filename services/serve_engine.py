@@ -24,6 +24,7 @@ from dflash_wire.errors import (
 )
 from dflash_wire.records import GenerationRequest, GroupGauges, TokenChunk
 from services.frames import ChunkQueue, FrameReceiver
+from services.route_hints import RouteHints
 
 READY_TIMEOUT_S = 5.0
 LAST_FRAME_TIMEOUT_S = 5.0
@@ -37,10 +38,14 @@ class ServeEngine:
     Args:
         coordinator: handle of the coordinator deployment.
         link_kind: ``ipc`` or ``tcp``, for the frame stream.
+        hints: what the router is told of a request.
     """
 
-    def __init__(self, coordinator: DeploymentHandle[Any], link_kind: str) -> None:
+    def __init__(
+        self, coordinator: DeploymentHandle[Any], link_kind: str, hints: RouteHints
+    ) -> None:
         self._coordinator = coordinator
+        self._hints = hints
         self._frames = FrameReceiver(link_kind)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
@@ -51,7 +56,8 @@ class ServeEngine:
         sent = replace(request, request_id=internal_id, frame_address=self._frames.address)
         is_finished = False
         async with self._frames.queue_of(internal_id) as queue:
-            response = self._coordinator.generate.remote(encode_request(sent))
+            hints = self._hints.of(request)
+            response = self._coordinator.generate.remote(encode_request(sent), **hints)
             call = asyncio.ensure_future(_outcome(response))
             # The last frame usually comes before the call returns, so nobody may be left to await it.
             call.add_done_callback(_retrieve)
@@ -108,6 +114,7 @@ def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:
         group=snapshot["group"],
         num_running=snapshot["num_running"],
         num_waiting=snapshot["num_waiting"],
+        num_outstanding_tokens=snapshot["num_outstanding_tokens"],
         num_pages=snapshot["num_pages"],
         num_held_pages=snapshot["num_pages"] - snapshot["num_free_pages"],
         num_idle_pages=snapshot["num_idle_pages"],

@@ -174,6 +174,11 @@ class Coordinator:
         """Return when what happened in the latest good steps, oldest first."""
         return self._recorder.copy()
 
+    def outstanding_tokens(self, expected_output_tokens: int) -> int:
+        """Return the expected work of all live sequences in tokens (see ``outstanding``)."""
+        arrived = self._inbox.outstanding_tokens(expected_output_tokens)
+        return arrived + self._planner.outstanding_tokens(expected_output_tokens)
+
     def check_integrity(self) -> None:
         """Check the page tables; for tests and debugging, between steps.
 

@@ -48,6 +48,12 @@ class Inbox:
         """Requests that have neither ended nor been cancelled."""
         return len(self._live)
 
+    def outstanding_tokens(self, expected_output_tokens: int) -> int:
+        """Expected work of the sequences the driver has not taken yet."""
+        with self._condition:
+            arrived = self._arrived.copy()
+        return sum(s.outstanding_tokens(expected_output_tokens) for s in arrived)
+
     def add(self, sequence: Sequence, num_queued: int) -> None:
         """Take a sequence in and give it the next ``seq_id``. Mutates.
 

@@ -73,6 +73,12 @@ class Planner:
         """Sequences with pages."""
         return len(self.running)
 
+    def outstanding_tokens(self, expected_output_tokens: int) -> int:
+        """Expected work of all sequences here (see ``outstanding``); any thread may ask."""
+        # Both copies are one call into C, so the driver cannot change what is being copied.
+        sequences = [*list(self.running.values()), *self.waiting.copy()]
+        return sum(s.outstanding_tokens(expected_output_tokens) for s in sequences)
+
     @property
     def has_work(self) -> bool:
         """Whether a plan would have rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dflash_wire.records import GenerationRequest, GenerationStats
+from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
 from gateway.coordinator.prefix_cache import PageNames
 
@@ -121,6 +122,11 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.max_length - len(self.token_ids)
+
+    def outstanding_tokens(self, expected_output_tokens: int) -> int:
+        """Expected work of this sequence; any thread may ask."""
+        num_to_prefill = 0 if self.is_decoding else self.num_committed - self.num_cached
+        return outstanding_tokens(num_to_prefill, self.num_remaining, expected_output_tokens)
 
     def forget_caches(self) -> None:
         """Start over with prefill of all committed tokens. Mutates cache state, never tokens."""

@@ -25,6 +25,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def copy(self) -> list[Sequence]:
+        """All of them in order; any thread may ask."""
+        return self._sequences.copy()
+
     @property
     def head(self) -> Sequence:
         """Who is next; the queue is not empty."""

@@ -144,6 +144,8 @@ class GroupGauges:
     """Name of the coordinator replica; a replaced group has another one."""
     num_running: int
     num_waiting: int
+    num_outstanding_tokens: int
+    """Tokens to prefill and expected output of both (see ``gateway.coordinator.outstanding``)."""
     num_pages: int
     num_held_pages: int
     """Pages of running sequences; those that only the prefix cache knows are idle, not held."""

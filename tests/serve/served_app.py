@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from ray.serve.handle import DeploymentHandle
 
 from dflash_wire.records import GenerationRequest, GenerationStats
 from services.config import AppArgs
+from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = "dflash-test"
+DEADLINE_S = 120
 
 
 def free_port() -> int:
@@ -49,7 +53,8 @@ class ServedApp:
 
     def engine(self) -> ServeEngine:
         """A gateway's end; bound to the event loop that uses it first."""
-        return ServeEngine(self.coordinator, self.args.link.kind)
+        hints = RouteHints(self.args.engine.page_size, self.args.routing.expected_output_tokens)
+        return ServeEngine(self.coordinator, self.args.link.kind, hints)
 
     def run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
         """Answer all requests, ``concurrency`` at a time, in order."""
@@ -80,3 +85,15 @@ async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:
 
 def snapshot(app: ServedApp) -> dict[str, Any]:
     return dict(app.coordinator.snapshot.remote().result(timeout_s=30))
+
+
+async def groups(app: ServedApp) -> list[dict[str, Any]]:
+    """A snapshot of every engine group."""
+    return list(await app.coordinator.broadcast("snapshot").results_async(timeout_s=30))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Ask again and again; every condition here is a round trip or more."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not await condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"

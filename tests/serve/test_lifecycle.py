@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from actor_processes import actor_processes
 from pydantic import ValidationError
 from served_app import ServedApp, collect, snapshot
 
@@ -24,19 +25,6 @@ from services.frames import FrameReceiver
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("default")]
 
 PROMPT = list(range(100, 140))
-
-
-def actor_processes(class_name: str) -> list[psutil.Process]:
-    """Worker processes of this Ray that host an actor of the class; Ray puts it into their title."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            title = " ".join(process.cmdline())
-        except psutil.Error:  # it ended while we looked
-            continue
-        if title.startswith(f"ray::{class_name}"):
-            found.append(process)
-    return found
 
 
 def endless(request_id: str) -> GenerationRequest:

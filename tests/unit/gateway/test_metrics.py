@@ -184,12 +184,13 @@ async def test_salts_are_short_texts(serve: Serve, salt: object) -> None:
 async def test_engine_groups_are_reported_as_they_are_now(serve: Serve) -> None:
     served = serve([])
     served.engine.groups = [
-        GroupGauges("a", 3, 1, 64, 12, 20, 5, 700, 1),
-        GroupGauges("b", 0, 0, 64, 0, 64, 0, 9, 0),
+        GroupGauges("a", 3, 1, 900, 64, 12, 20, 5, 700, 1),
+        GroupGauges("b", 0, 0, 0, 64, 0, 64, 0, 9, 0),
     ]
     got = samples((await served.http.get("/metrics")).text)
     assert got["dflash_sequences_running", "a"] == 3
     assert got["dflash_sequences_waiting", "a"] == 1
+    assert got["dflash_outstanding_tokens", "a"] == 900
     assert (got["dflash_pages_in_use", "a"], got["dflash_pages_in_use", "b"]) == (12, 0)
     assert (got["dflash_pages_cached", "a"], got["dflash_pages_cached", "b"]) == (20, 64)
     assert got["dflash_pages", "b"] == 64

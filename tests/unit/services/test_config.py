@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from services.config import AppArgs, Section
+from services.config import AppArgs, AutoscalingArgs, Section
+from services.yaml_args import read_app_args
 
 pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def sections() -> list[type[Section]]:
     defaults = [field.default for field in AppArgs.model_fields.values()]
-    return [AppArgs, *(type(value) for value in defaults if isinstance(value, Section))]
+    given = [type(value) for value in defaults if isinstance(value, Section)]
+    return [AppArgs, AutoscalingArgs, *given]
 
 
 def test_defaults_are_complete() -> None:
@@ -35,6 +40,11 @@ def test_defaults_are_complete() -> None:
         ({"features": {"transports": "shm"}}, r"features\.transports"),
         ({"link": {"timeout": 1}}, r"link\.timeout"),
         ({"gateway": {"port": 8000}}, r"gateway\.port"),
+        ({"routing": {"bound": 1}}, r"routing\.bound"),
+        (
+            {"autoscaling": {"max_engine_groups": 2, "min_replicas": 1}},
+            r"autoscaling\.min_replicas",
+        ),
     ],
 )
 def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
@@ -78,7 +88,7 @@ def test_arguments_do_not_change() -> None:
 
 
 def test_every_section_is_strict_and_every_field_described() -> None:
-    assert len(sections()) == 8
+    assert len(sections()) == 10
     for section in sections():
         assert section.model_config["extra"] == "forbid", section
         for name, field in section.model_fields.items():
@@ -103,3 +113,8 @@ def test_lanes_have_a_cpu_each() -> None:
     link = AppArgs.model_validate({"link": {"pin_cpu": 2}}).link
     assert [link.for_lane(lane).pin_cpu for lane in range(3)] == [2, 3, 4]
     assert AppArgs().link.for_lane(1).pin_cpu is None
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "configs/qwen3-8b.yaml", "configs/scale-out.yaml"])
+def test_shipped_files_are_valid(name: str) -> None:
+    read_app_args(ROOT / name)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_wire.errors import EngineUnavailableError, error_to_wire
+from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 pytestmark = pytest.mark.unit
@@ -31,7 +32,8 @@ class Groups:
 
 
 def engine_over(*answers: Any) -> ServeEngine:
-    return ServeEngine(Groups(*answers), "ipc")  # type: ignore[arg-type]
+    hints = RouteHints(page_size=16, expected_output_tokens=50)
+    return ServeEngine(Groups(*answers), "ipc", hints)  # type: ignore[arg-type]
 
 
 LOST = error_to_wire(EngineUnavailableError("the drafter is gone"))
@@ -61,6 +63,7 @@ def test_gauges_of_the_groups_that_answer() -> None:
         "group": "a",
         "num_running": 3,
         "num_waiting": 1,
+        "num_outstanding_tokens": 900,
         "num_pages": 64,
         "num_free_pages": 52,
         "num_idle_pages": 20,

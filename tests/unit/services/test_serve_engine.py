@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from dflash_wire.errors import (
     error_to_wire,
 )
 from dflash_wire.records import GenerationRequest, TokenChunk
+from gateway.routing.prefix_names import prefix_names
 from services import serve_engine
 from services.frames import FrameSender
+from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 pytestmark = pytest.mark.unit
@@ -72,7 +75,8 @@ def read(
     coordinator = ScriptedCoordinator(play)
 
     async def scenario() -> list[TokenChunk]:
-        engine = ServeEngine(coordinator, "ipc")
+        hints = RouteHints(page_size=16, expected_output_tokens=50)
+        engine = ServeEngine(coordinator, "ipc", hints)
         stream = engine.generate(GenerationRequest("r", [5], 9))
         got = []
         try:
@@ -132,3 +136,10 @@ def test_a_last_frame_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(serve_engine, "LAST_FRAME_TIMEOUT_S", 0.01)
     with pytest.raises(EngineUnavailableError, match="last tokens were lost"):
         read([TokenChunk("", [1])], end=True)
+
+
+def test_hints_tell_the_work_and_the_prefix() -> None:
+    hints = RouteHints(page_size=16, expected_output_tokens=50)
+    request = GenerationRequest("r", list(range(100)), max_tokens=20, cache_salt="tenant")
+    assert hints.of(request) == {"work": 120, "prefix": prefix_names(range(100), "tenant", 16)}
+    assert hints.of(replace(request, max_tokens=2000))["work"] == 150

@@ -1,0 +1,1 @@
+"""Which engine group gets a request: a decision without Ray, which ``services`` puts into Serve's router."""
