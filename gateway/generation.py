@@ -45,19 +45,22 @@ async def sequence_pieces(
     text = SequenceText(
         state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
     )
-    stats = GenerationStats()
+    stats, recorder = GenerationStats(), state.recorder
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)
     last: TextPiece | None = None
     chunks: AsyncIterator[TokenChunk] | None = None
     try:
         chunks = state.engine.generate(plan.request)
         async for chunk in chunks:
+            taken_s = 0.0 if recorder is None else recorder.clock()
             piece = _advance(plan.index, text, stats, meter, chunk)
             if piece.finish_reason is not None:
                 last = piece
                 break
             if piece.text:
                 yield piece
+            if recorder is not None:
+                recorder.add(plan.request.request_id, len(chunk.token_ids), taken_s)
             if chunk.error is not None:
                 raise error_from_wire(chunk.error)
     except RequestCancelledError as error:

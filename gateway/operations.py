@@ -6,9 +6,10 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.errors import EngineUnavailableError, NotFoundError
 from gateway.metrics import GatewayMetrics
 from gateway.state import StateProvider
+from gateway.trace import chrome_trace
 
 
 def operations_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter:
@@ -39,5 +40,14 @@ def operations_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRo
         except EngineUnavailableError:
             metrics.groups.now = []  # still starting: this gateway's own metrics are there already
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @router.get("/trace")
+    async def trace() -> Response:
+        """Return when what happened in the latest steps, as a Chrome trace; only with ``gateway.trace``."""
+        state = provider()
+        if state.recorder is None:
+            raise NotFoundError("Traces are off; switch them on with gateway.trace: true.")
+        groups = await state.engine.recorded_steps()
+        return JSONResponse(chrome_trace(groups, state.recorder.records))
 
     return router

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dflash_wire.drafters import DrafterLimits, default_drafter
 from dflash_wire.ports import EnginePort
 from gateway.chat_tokenizer import ChatTokenizer
+from gateway.trace import ChunkRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class GatewayState:
     engine: EnginePort
     tokenizer: ChatTokenizer
     settings: GatewaySettings
+    recorder: ChunkRecorder | None = None
+    """Records chunks for ``/trace``; None where that is off."""
 
 
 StateProvider = Callable[[], GatewayState]

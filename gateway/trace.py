@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -30,10 +31,11 @@ class ChunkRecorder:
 
     def __init__(self, most_chunks: int = RECORDED_CHUNKS) -> None:
         self.records: deque[ChunkRecord] = deque(maxlen=most_chunks)
+        self.clock = time.perf_counter
 
-    def add(self, record: ChunkRecord) -> None:
-        """Add a chunk; the oldest one goes. Mutates."""
-        self.records.append(record)
+    def add(self, request_id: str, num_tokens: int, taken_s: float) -> None:
+        """Add a chunk that has just been written; the oldest one goes. Mutates."""
+        self.records.append(ChunkRecord(request_id, num_tokens, taken_s, self.clock()))
 
 
 def chrome_trace(
@@ -109,27 +111,3 @@ def _slice(
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
-
-
-def busy_shares(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return which share of the time the drafter, the verifier and both at once were at work.
-
-    Args:
-        records: consecutive steps, at least one; the time runs from the first planning to the last commit.
-    """
-    drafting = [
-        (r.draft_began_s, r.draft_began_s + r.draft_ms / 1e3) for r in records if r.draft_began_s
-    ]
-    verifying = [(r.verify_began_s, r.verify_began_s + r.verify_ms / 1e3) for r in records]
-    span = records[-1].published_s - records[0].planning_s
-    both = sum(
-        max(0.0, min(d_end, v_end) - max(d_began, v_began))
-        for d_began, d_end in drafting
-        for v_began, v_end in verifying
-        if d_began < v_end and v_began < d_end
-    )
-    return {
-        "drafter": sum(end - began for began, end in drafting) / span,
-        "verifier": sum(end - began for began, end in verifying) / span,
-        "both": both / span,
-    }

@@ -153,6 +153,9 @@ class GatewayArgs(Section):
     num_replicas: int = Field(1, ge=1, description="Gateway replicas.")
     max_ongoing_requests: int = Field(512, ge=1, description="Open requests per replica.")
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Larger bodies get 413.")
+    trace: bool = Field(
+        False, description="Answer GET /trace with the latest steps and chunks (see make trace)."
+    )
 
 
 class RoutingArgs(Section):

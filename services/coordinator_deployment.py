@@ -229,6 +229,10 @@ class CoordinatorDeployment:
             "drafters": drafters,
         }
 
+    async def recorded_steps(self) -> list[list[tuple[float, ...]]]:
+        """Per lane, the fields of its latest ``StepRecord``s."""
+        return [[tuple(r) for r in lane.coordinator.recorded_steps()] for lane in self._lanes]
+
     async def record_routing_stats(self) -> dict[str, Any]:
         """What every gateway's router gets to know of this group; Serve calls it now and then."""
         return GroupReport(self._outstanding_tokens(), self._recent_names.packed()).to_stats()

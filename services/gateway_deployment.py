@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from gateway.app import create_app_from
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.state import GatewaySettings, GatewayState
+from gateway.trace import ChunkRecorder
 from services.config import AppArgs
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
@@ -30,7 +31,8 @@ class GatewayDeployment:
         tokenizer = ChatTokenizer.load(target_path)
         hints = RouteHints(args.engine.page_size, args.routing.expected_output_tokens)
         engine = ServeEngine(coordinator, args.link.kind, hints)
-        self._state = GatewayState(engine, tokenizer, settings)
+        recorder = ChunkRecorder() if args.gateway.trace else None
+        self._state = GatewayState(engine, tokenizer, settings, recorder)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the ASGI app in the replica; Serve calls this after the constructor."""

@@ -22,7 +22,7 @@ from dflash_wire.errors import (
     OverloadedError,
     error_from_wire,
 )
-from dflash_wire.records import GenerationRequest, GroupGauges, TokenChunk
+from dflash_wire.records import GenerationRequest, GroupGauges, StepRecord, TokenChunk
 from services.frames import ChunkQueue, FrameReceiver
 from services.route_hints import RouteHints
 
@@ -92,6 +92,12 @@ class ServeEngine:
         """See ``EnginePort.gauges``; groups that do not answer in time are left out."""
         answers = await self._ask_all("snapshot", GAUGES_TIMEOUT_S)
         return [_group_gauges(answer) for answer in answers if isinstance(answer, dict)]
+
+    async def recorded_steps(self) -> list[list[StepRecord]]:
+        """See ``EnginePort.recorded_steps``."""
+        answers = await self._ask_all("recorded_steps", GAUGES_TIMEOUT_S)
+        lanes = [lane for answer in answers if isinstance(answer, list) for lane in answer]
+        return [[StepRecord(*record) for record in lane] for lane in lanes]
 
     async def _ask_all(self, method: str, timeout_s: float) -> list[Any]:
         """Ask every group, past the queue of requests: a full engine is ready, and must be seen.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dflash_wire.errors import FatalError
-from dflash_wire.records import FinishReason, Row, StepPlan, StepResult
+from dflash_wire.records import CycleStats, FinishReason, Row, StepPlan, StepResult
 from gateway.coordinator.sequence import PendingIngest, Sequence
 
 
@@ -77,3 +77,15 @@ def commit_row(
     # A row that ended early wrote positions behind its last token.
     num_shareable = min(num_shareable, sequence.num_committed)
     return RowCommit(committed, finish_reason, num_accepted_drafts, num_shareable)
+
+
+def cycle_stats(row: Row, commit: RowCommit, result: StepResult, wall_ms: float) -> CycleStats:
+    """What a verify row's cycle was and cost, of which ``wall_ms`` passed since it began."""
+    return CycleStats(
+        num_draft_tokens=row.width - 1,
+        num_accepted_drafts=commit.num_accepted_drafts,
+        num_committed=len(commit.token_ids),
+        draft_ms=result.draft_ms,
+        verify_ms=result.verify_ms,
+        overhead_ms=max(0.0, wall_ms - result.draft_ms - result.verify_ms),
+    )

@@ -26,12 +26,12 @@ from dflash_wire.records import (
     TokenChunk,
 )
 from gateway.coordinator.cohorts import CohortChooser
-from gateway.coordinator.commit import RowCommit, check_result, commit_row
+from gateway.coordinator.commit import RowCommit, check_result, commit_row, cycle_stats
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.outbox import Outbox, engine_error
 from gateway.coordinator.planner import Planner
 from gateway.coordinator.policy import parse_policy
-from gateway.coordinator.recorder import Flight, FlightRecorder, step_record
+from gateway.coordinator.recorder import Flight, FlightRecorder, cycle_began, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
 from gateway.coordinator.stats import AcceptanceCounters, EngineCounters, EngineSnapshot
 from gateway.coordinator.validation import check_default_policy, check_limits, check_request
@@ -316,33 +316,11 @@ class Coordinator:
         for sequence, row, commit in commits:
             cycle = None
             if not row.is_prefill:
-                cycle = self._cycle(sequence, row, commit, result, flight, committed_at)
+                wall_ms = 1e3 * (committed_at - cycle_began(sequence, flight))
+                cycle = cycle_stats(row, commit, result, wall_ms)
                 sequence.stats.add(cycle)
                 sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)
-
-    def _cycle(
-        self,
-        sequence: Sequence,
-        row: Row,
-        commit: RowCommit,
-        result: StepResult,
-        flight: Flight,
-        committed_at: float,
-    ) -> CycleStats:
-        began, last = flight.started, sequence.last_cycle
-        # Consecutive cycles follow each other without a gap: publishing counts as well.
-        if last is not None and result.step_id - last.step_id <= flight.planned.plan.num_cohorts:
-            began = last.committed_at
-        wall_ms = 1e3 * (committed_at - began)
-        return CycleStats(
-            num_draft_tokens=row.width - 1,
-            num_accepted_drafts=commit.num_accepted_drafts,
-            num_committed=len(commit.token_ids),
-            draft_ms=result.draft_ms,
-            verify_ms=result.verify_ms,
-            overhead_ms=max(0.0, wall_ms - result.draft_ms - result.verify_ms),
-        )
 
     def _emit(self, sequence: Sequence, commit: RowCommit, cycle: CycleStats | None) -> None:
         if not commit.token_ids:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dflash_wire.records import StepRecord, StepResult
 from gateway.coordinator.planner import PlannedStep
+from gateway.coordinator.sequence import Sequence
 
 RECORDED_STEPS = 2048
 
@@ -18,6 +19,18 @@ class Flight(NamedTuple):
     started: float
     """When its planning began."""
     sent: float
+
+
+def cycle_began(sequence: Sequence, flight: Flight) -> float:
+    """When the cycle began that a landed step gives a sequence, in seconds.
+
+    Consecutive cycles follow each other without a gap, so that publishing counts as well; one after a gap
+    begins with its planning.
+    """
+    plan, last = flight.planned.plan, sequence.last_cycle
+    if last is not None and plan.step_id - last.step_id <= plan.num_cohorts:
+        return last.committed_at
+    return flight.started
 
 
 def step_record(

@@ -14,6 +14,7 @@ from dflash_wire.records import (
     GenerationRequest,
     GroupGauges,
     StepPlan,
+    StepRecord,
     StepResult,
     TokenChunk,
 )
@@ -84,6 +85,9 @@ class EnginePort(Protocol):
         Raises:
             EngineUnavailableError: it can not, with the reason.
         """
+
+    async def recorded_steps(self) -> list[list[StepRecord]]:
+        """Return the latest steps of every verifier whose group answers; for traces."""
 
     async def gauges(self) -> list[GroupGauges]:
         """Return what every engine group that answers holds now; for metrics, not per request."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator_fakes import Bench, always_right, always_wrong, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import always_right, always_wrong
 
 from gateway.coordinator.waiting import MAX_OVERTAKES
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_fakes import Bench, always_wrong, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import always_wrong
 
 from gateway.coordinator.outstanding import outstanding_tokens
 

@@ -12,7 +12,7 @@ import openai
 from fastapi import FastAPI
 
 from dflash_wire.errors import DFlashError
-from dflash_wire.records import CycleStats, GenerationRequest, GroupGauges, TokenChunk
+from dflash_wire.records import CycleStats, GenerationRequest, GroupGauges, StepRecord, TokenChunk
 from gateway.metrics import GatewayMetrics
 
 Item = list[int] | TokenChunk | Exception | asyncio.Event
@@ -46,6 +46,7 @@ class FakeEngine:
         self.opened = asyncio.Event()
         self.not_ready: DFlashError | None = None
         self.groups: list[GroupGauges] = []
+        self.steps: list[list[StepRecord]] = []
 
     def generate(self, request: GenerationRequest) -> FakeChunks:
         self.requests.append(request)
@@ -54,6 +55,9 @@ class FakeEngine:
     async def check_ready(self) -> None:
         if self.not_ready is not None:
             raise self.not_ready
+
+    async def recorded_steps(self) -> list[list[StepRecord]]:
+        return self.steps
 
     async def gauges(self) -> list[GroupGauges]:
         return self.groups
