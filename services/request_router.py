@@ -31,7 +31,10 @@ class EngineGroupRouter(RequestRouter):
         """Called once by Serve with ``request_router_kwargs``: the fields of ``RoutingRules``."""
         self._picker: GroupPicker[ReplicaID] = GroupPicker(RoutingRules(**rules))
         self._reports: dict[ReplicaID, GroupReport] = {}
-        self._routed: ContextVar[PendingRequest] = ContextVar("request that this task routes")
+        self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
+        """The request that this task routes."""
+        self._expected: ContextVar[ReplicaID | None] = ContextVar("expected", default=None)
+        """Where it will probably go: counted there already."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in which replicas exist and what they report."""
@@ -59,11 +62,16 @@ class EngineGroupRouter(RequestRouter):
         """Return all candidates, each a rank of its own, best first."""
         if pending_request is None:
             return [candidate_replicas]
+        if self._routed.get() is not pending_request:  # else this is another round
+            self._expected.set(None)
         self._routed.set(pending_request)
         pending_request.routing_context.should_backoff = True  # once all ranks were tried
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
         names = split_names(pending_request.kwargs.get("prefix", b""))
+        self._withdraw(pending_request)
         ranked = self._picker.rank(list(replicas), names, time.monotonic())
+        if ranked:
+            self._count(pending_request, ranked[0])
         return [[replicas[replica_id]] for replica_id in ranked]
 
     def _fulfill_next_pending_request(
@@ -75,17 +83,35 @@ class EngineGroupRouter(RequestRouter):
         loses all but one of several that are routed together. The task that chose knows better.
         """
         pending = self._routed.get()
-        if pending.future.done():
+        if pending is None or pending.future.done():
             return
-        work = pending.kwargs.get("work")
-        if work is not None:
-            # Now and not when it has been sent: the next request of a burst must see it.
-            names = split_names(pending.kwargs.get("prefix", b""))
-            call_id = pending.metadata.internal_request_id
-            self._picker.begin(replica.replica_id, call_id, work, names, time.monotonic())
+        if replica.replica_id != self._expected.get():
+            self._withdraw(pending)
+            self._count(pending, replica.replica_id)
+        self._expected.set(None)  # from here on Serve says when it ends
         self._record_queue_wait_time(pending)
         pending.future.set_result(replica)
         self._remove_pending_request_from_indices(pending)
+
+    def _count(self, pending: PendingRequest, replica_id: ReplicaID) -> None:
+        """Count a request where it will probably go.
+
+        Serve may have to ask the replica before it sends, and the rest of a burst must not choose the same
+        one meanwhile. Should the client leave just then, the replica's next report sets the number right.
+        """
+        work = pending.kwargs.get("work")
+        if work is not None:
+            names = split_names(pending.kwargs.get("prefix", b""))
+            call_id = pending.metadata.internal_request_id
+            self._picker.begin(replica_id, call_id, work, names, time.monotonic())
+            self._expected.set(replica_id)
+
+    def _withdraw(self, pending: PendingRequest) -> None:
+        """It goes elsewhere."""
+        expected = self._expected.get()
+        if expected is not None:
+            self._picker.end(expected, pending.metadata.internal_request_id)
+            self._expected.set(None)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A call has ended, was refused or could not be sent."""

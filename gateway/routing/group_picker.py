@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -45,7 +46,7 @@ class GroupPicker(Generic[Group]):
         self._rules = rules
         self._table: PrefixTable[Group] = PrefixTable(rules.max_names, rules.ttl_s)
         self._loads: dict[Group, GroupLoad] = {}
-        self._turns: dict[Group, int] = {}
+        self._turns: dict[Group, float] = {}
         self._num_turns = 0
 
     @property
@@ -63,6 +64,8 @@ class GroupPicker(Generic[Group]):
             self.forget(group)
         for group in groups:
             self._loads.setdefault(group, GroupLoad())
+            # By chance, or all gateways would begin with the same one.
+            self._turns.setdefault(group, -random.random())
 
     def forget(self, group: Group) -> None:
         """A group is gone. Mutates; unknown ones are fine."""
@@ -83,7 +86,7 @@ class GroupPicker(Generic[Group]):
         # What all have, like a system prompt, must not use up the bound: it says nothing.
         least = min((sizes[depths.get(group, 0)] for group in groups), default=0)
 
-        def cost(group: Group) -> tuple[float, int]:
+        def cost(group: Group) -> tuple[float, float]:
             load = self._loads.get(group)
             num_cached = (sizes[depths.get(group, 0)] - least) * self._rules.page_size
             gain = min(num_cached * self._rules.prefix_weight, self._rules.load_bound_tokens)

@@ -55,7 +55,8 @@ def test_equal_groups_take_turns() -> None:
     for i in range(6):
         sent.append(cluster.send([i] * 100, work=0))
         cluster.picker.end(sent[-1], "c")
-    assert sent == ["a", "b", "c", "a", "b", "c"]
+    assert set(sent) == {"a", "b", "c"}
+    assert sent[3:] == sent[:3]
 
 
 def test_a_follow_up_returns_to_its_group() -> None:
