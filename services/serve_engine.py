@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +80,9 @@ class ServeEngine:
 
     async def check_ready(self) -> None:
         """See ``EnginePort.check_ready``; one group is enough."""
-        failures = await self._ask_all("check_ready", READY_TIMEOUT_S)
+        failures = await self._ask_all(
+            "check_ready", READY_TIMEOUT_S, lambda failure: failure is None
+        )
         answers = [failure for failure in failures if not isinstance(failure, BaseException)]
         if None in answers:
             return
@@ -99,19 +101,38 @@ class ServeEngine:
         lanes = [lane for answer in answers if isinstance(answer, list) for lane in answer]
         return [[StepRecord(*record) for record in lane] for lane in lanes]
 
-    async def _ask_all(self, method: str, timeout_s: float) -> list[Any]:
+    async def _ask_all(
+        self, method: str, timeout_s: float, is_enough: Callable[[Any], bool] = lambda answer: False
+    ) -> list[Any]:
         """Ask every group, past the queue of requests: a full engine is ready, and must be seen.
 
+        Args:
+            is_enough: after an answer like this nobody waits for the others.
+
         Returns:
-            Answers, and exceptions of groups that failed; nothing when one did not answer in time.
+            What came in time: answers, and exceptions of groups that failed.
         """
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_s
         try:
-            response = self._coordinator.broadcast(method)
-            answers: list[Any] = await response.results_async(
-                timeout_s=timeout_s, return_exceptions=True
-            )
+            async with asyncio.timeout_at(deadline):
+                response = self._coordinator.broadcast(method)
+                # NOTE: results_async gives all answers or none: one group that hangs would hide the others.
+                calls = await response._fetch_replica_results_async()
         except (RayError, RayServeException, TimeoutError):
             return []
+        asked = [asyncio.ensure_future(call.get_async()) for call in calls]
+        waiting, answers = set(asked), list[Any]()
+        try:
+            while waiting and not any(map(is_enough, answers)) and now() < deadline:
+                _, waiting = await asyncio.wait(
+                    waiting, timeout=deadline - now(), return_when=asyncio.FIRST_COMPLETED
+                )
+                came = [one for one in asked if one.done() and not one.cancelled()]
+                answers = [one.exception() or one.result() for one in came]
+        finally:
+            for one in asked:
+                one.cancel()
         return answers
 
 

@@ -6,12 +6,33 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentBroadcastResponse
 
 from dflash_wire.errors import EngineUnavailableError, error_to_wire
+from services import serve_engine
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
 pytestmark = pytest.mark.unit
+
+
+LATE = object()
+
+
+class Group:
+    """One group's call."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> Any:
+        if self._answer is LATE:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
 
 
 class Groups:
@@ -20,15 +41,14 @@ class Groups:
     def __init__(self, *answers: Any) -> None:
         self._answers = answers
 
-    def broadcast(self, method: str) -> Groups:
+    def broadcast(self, method: str) -> DeploymentBroadcastResponse:
         assert method in ("check_ready", "snapshot")
-        return self
+        return DeploymentBroadcastResponse(self._send(), asyncio.get_running_loop())
 
-    async def results_async(self, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert timeout_s > 0 and return_exceptions
-        if "late" in self._answers:
-            raise TimeoutError
-        return list(self._answers)
+    async def _send(self) -> list[Any]:
+        if not self._answers:
+            raise DeploymentUnavailableError(DeploymentID("Coordinator", "test"))
+        return [Group(answer) for answer in self._answers]
 
 
 def engine_over(*answers: Any) -> ServeEngine:
@@ -44,21 +64,30 @@ def test_one_group_that_can_serve_is_enough(answers: tuple[Any, ...]) -> None:
     asyncio.run(engine_over(*answers).check_ready())
 
 
+def test_nobody_waits_for_a_group_that_hangs_when_another_can_serve() -> None:
+    asyncio.run(asyncio.wait_for(engine_over(LATE, None, LATE).check_ready(), 4.0))
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
         ((), "no engine group"),
         ((RuntimeError("died"),), "no engine group"),
-        (("late",), "no engine group"),
+        ((LATE,), "no engine group"),
+        ((LATE, LOST), "drafter is gone"),
         ((LOST,), "drafter is gone"),
     ],
 )
-def test_no_group_that_can_serve_is_unready(answers: tuple[Any, ...], reason: str) -> None:
+def test_no_group_that_can_serve_is_unready(
+    answers: tuple[Any, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_engine, "READY_TIMEOUT_S", 0.05)
     with pytest.raises(EngineUnavailableError, match=reason):
         asyncio.run(engine_over(*answers).check_ready())
 
 
-def test_gauges_of_the_groups_that_answer() -> None:
+def test_gauges_of_the_groups_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_engine, "GAUGES_TIMEOUT_S", 0.05)
     snapshot = {
         "group": "a",
         "num_running": 3,
@@ -73,4 +102,5 @@ def test_gauges_of_the_groups_that_answer() -> None:
     }
     (gauges,) = asyncio.run(engine_over(snapshot, RuntimeError("died")).gauges())
     assert (gauges.group, gauges.num_held_pages, gauges.num_idle_pages) == ("a", 12, 20)
-    assert asyncio.run(engine_over(snapshot, "late").gauges()) == []
+    (gauges,) = asyncio.run(engine_over(LATE, snapshot).gauges())
+    assert gauges.group == "a"
