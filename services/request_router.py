@@ -5,15 +5,23 @@ Serve pickles this module by value into every process that has a handle, so it k
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from gateway.routing.group_picker import GroupPicker, RoutingRules
 from gateway.routing.prefix_names import split_names
 from services.group_report import GroupReport
+
+
+class _Expected(NamedTuple):
+    """Where a request was counted, and as what."""
+
+    replica_id: ReplicaID
+    call_id: str
 
 
 class EngineGroupRouter(RequestRouter):
@@ -33,8 +41,8 @@ class EngineGroupRouter(RequestRouter):
         self._reports: dict[ReplicaID, GroupReport] = {}
         self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
         """The request that this task routes."""
-        self._expected: ContextVar[ReplicaID | None] = ContextVar("expected", default=None)
-        """Where it will probably go: counted there already."""
+        self._expected: dict[asyncio.Future[Any], _Expected] = {}
+        """Where requests that are being routed will probably go: they are counted there already."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in which replicas exist and what they report."""
@@ -62,15 +70,13 @@ class EngineGroupRouter(RequestRouter):
         """Return all candidates, each a rank of its own, best first."""
         if pending_request is None:
             return [candidate_replicas]
-        if self._routed.get() is not pending_request:  # else this is another round
-            self._expected.set(None)
         self._routed.set(pending_request)
         pending_request.routing_context.should_backoff = True  # once all ranks were tried
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
         names = split_names(pending_request.kwargs.get("prefix", b""))
-        self._withdraw(pending_request)
+        self._withdraw(pending_request.future)
         ranked = self._picker.rank(list(replicas), names, time.monotonic())
-        if ranked:
+        if ranked and not pending_request.future.done():
             self._count(pending_request, ranked[0])
         return [[replicas[replica_id]] for replica_id in ranked]
 
@@ -85,10 +91,11 @@ class EngineGroupRouter(RequestRouter):
         pending = self._routed.get()
         if pending is None or pending.future.done():
             return
-        if replica.replica_id != self._expected.get():
-            self._withdraw(pending)
+        expected = self._expected.get(pending.future)
+        if expected is None or replica.replica_id != expected.replica_id:
+            self._withdraw(pending.future)
             self._count(pending, replica.replica_id)
-        self._expected.set(None)  # from here on Serve says when it ends
+        self._expected.pop(pending.future, None)  # from here on Serve says when it ends
         self._record_queue_wait_time(pending)
         pending.future.set_result(replica)
         self._remove_pending_request_from_indices(pending)
@@ -97,21 +104,23 @@ class EngineGroupRouter(RequestRouter):
         """Count a request where it will probably go.
 
         Serve may have to ask the replica before it sends, and the rest of a burst must not choose the same
-        one meanwhile. Should the client leave just then, the replica's next report sets the number right.
+        one meanwhile. Should the client leave just then, the request is withdrawn: no report need come that
+        would set the number right, for reports of an idle group do not change.
         """
         work = pending.kwargs.get("work")
         if work is not None:
             names = split_names(pending.kwargs.get("prefix", b""))
             call_id = pending.metadata.internal_request_id
             self._picker.begin(replica_id, call_id, work, names, time.monotonic())
-            self._expected.set(replica_id)
+            self._expected[pending.future] = _Expected(replica_id, call_id)
+            pending.future.remove_done_callback(self._withdraw)
+            pending.future.add_done_callback(self._withdraw)
 
-    def _withdraw(self, pending: PendingRequest) -> None:
-        """It goes elsewhere."""
-        expected = self._expected.get()
+    def _withdraw(self, future: asyncio.Future[Any]) -> None:
+        """The request of this future goes elsewhere, or nowhere."""
+        expected = self._expected.pop(future, None)
         if expected is not None:
-            self._picker.end(expected, pending.metadata.internal_request_id)
-            self._expected.set(None)
+            self._picker.end(expected.replica_id, expected.call_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A call has ended, was refused or could not be sent."""

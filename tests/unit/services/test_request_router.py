@@ -155,3 +155,24 @@ def test_ended_calls_are_no_load() -> None:
         assert await route(router, call([], work=None)) == "a"  # a call that says nothing of itself
 
     run(scenario, a, b)
+
+
+def test_a_client_that_leaves_while_its_request_is_routed_leaves_no_load() -> None:
+    """Nothing would take it away again: an idle group's reports do not change."""
+    a, b = FakeReplica("a", num_ongoing=1, max_ongoing=1), FakeReplica("b", 1, 1)
+
+    async def scenario(router: EngineGroupRouter) -> None:
+        waiting = asyncio.create_task(route(router, call(LONG)))
+        while a.num_probes + b.num_probes < 4:  # Serve's own first look, and one round
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        a.num_ongoing = b.num_ongoing = 0
+        for replica in (a, b):
+            router.on_new_queue_len_info(replica.replica_id, 0)
+            load = router._picker.load_of(replica.replica_id)
+            assert (load.outstanding_tokens, load.num_calls) == (0, 0)
+        assert {await route(router, call([])) for _ in range(2)} == {"a", "b"}
+        assert router._expected == {}
+
+    run(scenario, a, b)
