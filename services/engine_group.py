@@ -60,13 +60,15 @@ class ZmqRing:
     def send(self, plan: StepPlan) -> None:
         """Send a step to its first drafter, or straight to the verifier.
 
-        Straight only if no step is with a drafter that has to be verified first.
+        Straight only if no step is with a drafter that has to be verified first, and none may follow that
+        has drafts: a verifier that finds two ways' messages waiting need not take the older one first.
         """
         if self._lost_reason is not None:
             raise EngineUnavailableError(self._lost_reason)
         assert self._verifier is not None
         drafters = plan.drafters
-        if not drafters and self._last_drafted_id > self._last_landed_id:
+        may_follow = plan.num_cohorts > 1
+        if not drafters and (may_follow or self._last_drafted_id > self._last_landed_id):
             drafters = [0]
         message = [PLAN, encode_plan(plan), bytes([self._lane, *drafters])]
         if drafters:

@@ -248,6 +248,21 @@ def test_no_step_overtakes_another_on_the_short_way() -> None:
         socket.close()
 
 
+def test_two_steps_in_flight_take_the_same_way() -> None:
+    """A verifier that was busy takes what waits by sender, not by time: step 2 could come first."""
+    drafter = Inbound("ipc", 1.0)
+    ring = ZmqRing(LinkArgs())
+    ring.connect([drafter.address], drafter.address)
+    ring.send(StepPlan(1, [Row(0, [5], 4, [0])], num_cohorts=2))
+    ring.send(StepPlan(2, [Row(1, [5], 4, [1], width=4)], num_cohorts=2))
+    for step_id in (1, 2):
+        message = drafter.receive(WAIT_MS)
+        assert message is not None and decode_plan(message[1]).step_id == step_id
+        assert message[2] == bytes([0, 0])  # lane 0, and drafter 0 to visit
+    ring.close()
+    drafter.close()
+
+
 def test_results_of_given_up_steps_are_dropped() -> None:
     ring = ZmqRing(LinkArgs())
     answers = Outbound(ring.address)
