@@ -62,13 +62,14 @@ class CompletionSink:
         self._waiting.pop(request_id, None)
 
     def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:
-        """Send the frames, then wake finished calls."""
-        self._frames.publish(chunks)
-        for mine in chunks.values():
-            for chunk in mine:
-                if chunk.finish_reason is None and chunk.error is None:
-                    continue
-                self._wake(chunk.request_id)
+        """Send the frames, then wake finished calls; a gateway notices if its last frame is missing."""
+        try:
+            self._frames.publish(chunks)
+        finally:
+            for mine in chunks.values():
+                for chunk in mine:
+                    if chunk.finish_reason is not None or chunk.error is not None:
+                        self._wake(chunk.request_id)
 
     def _wake(self, request_id: str) -> None:
         call = self._waiting.get(request_id)
