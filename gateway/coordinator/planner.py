@@ -301,6 +301,9 @@ class Planner:
         """
         while not self.pages.ensure(sequence.seq_id, num_positions):
             if not self._may_preempt:
+                if not self.is_short_of_pages:
+                    # Its turn is next, when it may preempt: or newcomers would get what others leave.
+                    self._last_verified_id = sequence.seq_id - 1
                 self.is_short_of_pages = True
                 return False
             if self._preempt_last() is sequence:

@@ -74,6 +74,26 @@ def test_pages_run_out_while_a_step_is_in_flight() -> None:
     bench.check_all_finished()
 
 
+def test_who_lacks_a_page_is_not_passed_by_newcomers_for_ever() -> None:
+    """They need what others leave, and no more: it has to preempt, so its turn must come while it may."""
+    limits = make_limits(num_pages=9, page_size=8, max_context=60, max_rows=4)
+    bench = Bench(limits, always_wrong, "off", cohorts=(2,))
+    bench.submit(make_request("oldest", 4, 50))
+    for i in range(150):
+        bench.submit(make_request(f"r{i}", 1, 7, seed=i + 1))
+    num_steps, num_chunks, waited = 0, 0, 0
+    while not bench.sink.has_ended("oldest"):
+        bench.step()
+        num_steps += 1
+        now = len(bench.sink.chunks.get("oldest", []))
+        waited = 0 if now > num_chunks else waited + 1
+        num_chunks = now
+        assert waited < 10, f"no turn in {waited} steps before step {num_steps}"
+    assert bench.coordinator.snapshot().num_preemptions > 0
+    bench.run_until_idle()
+    bench.check_all_finished()
+
+
 def test_the_other_step_in_flight_outlives_a_failed_one() -> None:
     bench = Bench(drafter=always_wrong, cohorts=(2,))
     start(bench, 4)
