@@ -48,9 +48,9 @@ class Comparison:
 class CohortChooser:
     """Chooses the number of cohorts by load. Owner: the coordinator; the driver thread alone calls it.
 
-    Loads are told apart by the power of two of their running sequences. In each, windows of steps measure
-    the time per packed target position, first with one cohort, then with two; from then on the faster one
-    runs and the other is tried again from time to time.
+    Loads are told apart by the power of two that their running sequences do not exceed. In each, windows of
+    steps measure the time per packed target position, first with one cohort, then with two; from then on the
+    faster one runs and the other is tried again from time to time.
 
     Args:
         allowed: ``(1,)``, ``(2,)``, or ``(1, 2)`` to compare them.
@@ -72,7 +72,8 @@ class CohortChooser:
         Args:
             num_sequences: running now.
         """
-        load = num_sequences.bit_length()
+        # 2**k is the largest of its load: a full engine, where one ends and the next begins, stays in one.
+        load = max(num_sequences - 1, 0).bit_length()
         if load != self._load or self._num_steps >= WARM_UP_STEPS + WINDOW_STEPS:
             self._load = load
             self.pause()

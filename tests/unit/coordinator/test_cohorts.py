@@ -184,7 +184,16 @@ def test_loads_are_told_apart() -> None:
     run_windows(chooser, 3, {1: 1.0, 2: 0.5})
     assert chooser.choose(8) == 2
     assert chooser.choose(32) == 1  # not measured yet
-    assert chooser.choose(9) == 2
+    assert chooser.choose(5) == 2
+
+
+def test_a_full_engine_is_measured_though_sequences_end_and_begin() -> None:
+    bench = Bench(make_limits(max_rows=8), always_wrong, "static:4", cohorts=BOTH)
+    for i in range(200):
+        bench.submit(make_request(f"r{i}", 4, 10 + i % 23, seed=i))
+    while bench.coordinator.snapshot().num_waiting:
+        bench.step()
+    assert {plan.num_cohorts for plan in bench.ring.plans} == {1, 2}
 
 
 def test_a_pause_is_not_measured() -> None:
