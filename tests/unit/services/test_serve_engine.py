@@ -51,7 +51,8 @@ class ScriptedCoordinator:
         self.calls: list[ScriptedCall] = []
         self.generate = self
 
-    def remote(self, frame: bytes) -> ScriptedCall:
+    def remote(self, frame: bytes, work: int, prefix: bytes) -> ScriptedCall:
+        assert work > 0
         self.calls.append(ScriptedCall())
         self._play(decode_request(frame), self.calls[-1])
         return self.calls[-1]
@@ -87,7 +88,7 @@ def read(
                         break
             assert engine._frames._queues == {}
         finally:
-            engine._frames.close()
+            engine.close()
         return got
 
     try:
