@@ -127,8 +127,8 @@ class PacedCoordinator:
         self._thread = threading.Thread(target=self._engine.run_forever, name="pace", daemon=True)
         self._thread.start()
 
-    async def generate(self, frame: bytes) -> None:
-        """See ``CoordinatorDeployment.generate``."""
+    async def generate(self, frame: bytes, work: int = 0, prefix: bytes = b"") -> None:
+        """See ``CoordinatorDeployment.generate``; there is one group, so the router's hints say nothing."""
         request = decode_request(frame)
         ended = self._sink.register(request)
         try:

@@ -78,6 +78,10 @@ class ServeEngine:
                 if not is_finished and not call.done():
                     response.cancel()  # type: ignore[no-untyped-call]
 
+    def close(self) -> None:
+        """Stop listening for tokens; call in the event loop that generated."""
+        self._frames.close()
+
     async def check_ready(self) -> None:
         """See ``EnginePort.check_ready``; one group is enough."""
         failures = await self._ask_all(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,23 +52,29 @@ class ServedApp:
     def coordinator(self) -> DeploymentHandle:
         return serve.get_deployment_handle("Coordinator", self.name)
 
-    def engine(self) -> ServeEngine:
-        """A gateway's end; bound to the event loop that uses it first."""
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[ServeEngine]:
+        """A gateway's end; when the context ends, the requests it has left end as orphans."""
         hints = RouteHints(self.args.engine.page_size, self.args.routing.expected_output_tokens)
-        return ServeEngine(self.coordinator, self.args.link.kind, hints)
+        engine = ServeEngine(self.coordinator, self.args.link.kind, hints)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
     def run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
         """Answer all requests, ``concurrency`` at a time, in order."""
         return asyncio.run(self._run(requests, concurrency))
 
     async def _run(self, requests: list[GenerationRequest], concurrency: int) -> list[Output]:
-        engine, gate = self.engine(), asyncio.Semaphore(concurrency)
+        gate = asyncio.Semaphore(concurrency)
 
         async def one(request: GenerationRequest) -> Output:
             async with gate:
                 return await collect(engine, request)
 
-        return list(await asyncio.gather(*(one(request) for request in requests)))
+        async with self.engine() as engine:
+            return list(await asyncio.gather(*(one(request) for request in requests)))
 
 
 async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:

@@ -14,6 +14,7 @@ from served_app import ServedApp, collect, groups, until
 from dflash_wire.records import GenerationRequest
 from services.app import build
 from services.config import AppArgs
+from services.serve_engine import ServeEngine
 
 pytestmark = [
     pytest.mark.serve,
@@ -65,8 +66,7 @@ def test_groups_come_with_load_and_go_without(served: ServedApp, autoscaled: Ser
     async def number_is(number: int) -> bool:
         return len(await groups(autoscaled)) == number
 
-    async def scenario() -> list[list[int]]:
-        engine = autoscaled.engine()
+    async def scenario(engine: ServeEngine) -> list[list[int]]:
         assert await number_is(1)
         load: list[asyncio.Task[Any]] = [
             asyncio.create_task(collect(engine, long_request(f"load-{i}", rng)))
@@ -86,5 +86,9 @@ def test_groups_come_with_load_and_go_without(served: ServedApp, autoscaled: Ser
         await until(lambda: number_is(1), "one group is left")
         return [output.token_ids for output in await asyncio.gather(*kept)]
 
+    async def run() -> list[list[int]]:
+        async with autoscaled.engine() as engine:
+            return await scenario(engine)
+
     expected = served.run(kept_requests, concurrency=2)
-    assert asyncio.run(scenario()) == [output.token_ids for output in expected]
+    assert asyncio.run(run()) == [output.token_ids for output in expected]

@@ -14,7 +14,7 @@ import pytest
 import ray
 from actor_processes import actor_processes
 from pydantic import ValidationError
-from served_app import ServedApp, collect, snapshot
+from served_app import ServedApp, collect, until
 
 from dflash_wire.codec import encode_request
 from dflash_wire.errors import EngineUnavailableError, InvalidRequestError
@@ -32,27 +32,29 @@ def endless(request_id: str) -> GenerationRequest:
     return GenerationRequest(request_id, PROMPT, 1500, policy="static:4")
 
 
-def wait_until_idle(app: ServedApp) -> dict[str, Any]:
-    """Ask until nothing runs; every answer is a round trip, so no sleep is needed."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        now = snapshot(app)
-        if now["num_running"] == now["num_waiting"] == 0:
-            return now
-    raise AssertionError("requests are still running")
+async def until_idle(app: ServedApp) -> None:
+    """Return when nothing runs; every page must be free then."""
+    now: dict[str, Any] = {}
+
+    async def is_idle() -> bool:
+        now.update(await app.coordinator.snapshot.remote())
+        return bool(now["num_running"] == now["num_waiting"] == 0)
+
+    await until(is_idle, "nothing runs")
+    assert now["num_free_pages"] == now["num_pages"]
 
 
 def test_closing_a_stream_frees_its_pages(served: ServedApp) -> None:
     async def start_and_leave() -> None:
-        stream = served.engine().generate(endless("leaver"))
-        chunk = await anext(stream)
-        assert chunk.token_ids
-        assert (await served.coordinator.snapshot.remote())["num_free_pages"] < 2048
-        await stream.aclose()
+        async with served.engine() as engine:
+            stream = engine.generate(endless("leaver"))
+            chunk = await anext(stream)
+            assert chunk.token_ids
+            assert (await served.coordinator.snapshot.remote())["num_free_pages"] < 2048
+            await stream.aclose()
+            await until_idle(served)
 
     asyncio.run(start_and_leave())
-    now = wait_until_idle(served)
-    assert now["num_free_pages"] == now["num_pages"]
 
 
 def test_many_streams_that_leave_at_random_points_leak_nothing(served: ServedApp) -> None:
@@ -63,12 +65,11 @@ def test_many_streams_that_leave_at_random_points_leak_nothing(served: ServedApp
         await stream.aclose()
 
     async def all_of_them() -> None:
-        engine = served.engine()
-        await asyncio.gather(*(leave_after(n, engine) for n in range(1, 24)))
+        async with served.engine() as engine:
+            await asyncio.gather(*(leave_after(n, engine) for n in range(1, 24)))
+            await until_idle(served)
 
     asyncio.run(all_of_them())
-    now = wait_until_idle(served)
-    assert now["num_free_pages"] == now["num_pages"]
 
 
 def test_requests_of_a_gateway_that_died_end(served: ServedApp) -> None:
@@ -85,18 +86,17 @@ def test_requests_of_a_gateway_that_died_end(served: ServedApp) -> None:
         ]
         while (await served.coordinator.snapshot.remote())["num_running"] == 0:
             pass
-        assert frames._task is not None
-        frames._task.cancel()  # closes the socket, as the end of a process does
+        frames.close()  # as the end of a process does
         await asyncio.gather(*calls)
+        await until_idle(served)
 
     asyncio.run(vanish())
-    now = wait_until_idle(served)
-    assert now["num_free_pages"] == now["num_pages"]
 
 
 def test_refusal_reaches_the_caller_with_its_class(served: ServedApp) -> None:
     async def ask() -> None:
-        await collect(served.engine(), GenerationRequest("bad", PROMPT, 5, policy="static:99"))
+        async with served.engine() as engine:
+            await collect(engine, GenerationRequest("bad", PROMPT, 5, policy="static:99"))
 
     with pytest.raises(InvalidRequestError, match="static"):
         asyncio.run(ask())
@@ -114,24 +114,26 @@ def test_killed_actor_ends_requests_clearly_and_is_replaced(
     (before,) = actor_processes(class_name)
 
     async def stream_until_lost() -> None:
-        stream = served.engine().generate(endless(f"victim-{class_name}"))
-        await anext(stream)
-        os.kill(before.pid, signal.SIGKILL)
-        async for _ in stream:
-            pass
+        async with served.engine() as engine:
+            stream = engine.generate(endless(f"victim-{class_name}"))
+            await anext(stream)
+            os.kill(before.pid, signal.SIGKILL)
+            async for _ in stream:
+                pass
 
     with pytest.raises(EngineUnavailableError):
         asyncio.run(stream_until_lost())
 
     async def serve_again() -> list[int]:
         deadline = time.monotonic() + 120
-        while True:
-            try:
-                request = GenerationRequest(f"after-{time.monotonic_ns()}", PROMPT, 8)
-                return (await collect(served.engine(), request)).token_ids
-            except EngineUnavailableError:
-                assert time.monotonic() < deadline, "the engine group did not come back"
-                await asyncio.sleep(0.5)
+        async with served.engine() as engine:
+            while True:
+                try:
+                    request = GenerationRequest(f"after-{time.monotonic_ns()}", PROMPT, 8)
+                    return (await collect(engine, request)).token_ids
+                except EngineUnavailableError:
+                    assert time.monotonic() < deadline, "the engine group did not come back"
+                    await asyncio.sleep(0.5)
 
     assert len(asyncio.run(serve_again())) > 0
     psutil.wait_procs([before], timeout=30)

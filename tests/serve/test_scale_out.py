@@ -28,6 +28,8 @@ pytestmark = [
 
 APP = "dflash-scale"
 NUM_STREAMS = 8
+NUM_STRANGERS = 24
+"""Some six of them are asked through one gateway and again through the other."""
 
 
 def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
@@ -89,14 +91,22 @@ def test_requests_spread_and_texts_are_those_of_one_group(
     bodies = bodies_of(1, 60)
 
     async def both() -> None:
-        steps_before = [g["num_steps"] for g in await groups(scaled)]
         expected = await run_streams(served, bodies)
         assert all(s.is_whole for s in expected), expected
-        assert await run_streams(scaled, bodies) == expected
-        steps_after = [g["num_steps"] for g in await groups(scaled)]
-        assert len(steps_before) == len(steps_after) == 2
-        assert all(b > a for a, b in zip(sorted(steps_before), sorted(steps_after), strict=True))
-        await both_gateways_answered(scaled, sum(len(sent["prompt"]) for sent in bodies))
+        bursts: list[str] = []
+
+        async def have_both_worked() -> bool:
+            # A group that has just started may answer a router's first questions too late. Each burst
+            # has a salt of its own, for what a group knows goes back to it.
+            bursts.append(f"burst {len(bursts)}")
+            salted = [{**sent, "cache_salt": bursts[-1]} for sent in bodies]
+            assert await run_streams(scaled, salted) == expected
+            num_steps = [g["num_steps"] for g in await groups(scaled)]
+            return len(num_steps) == 2 and all(num_steps)
+
+        await until(have_both_worked, "both groups have worked")
+        num_prompt_tokens = sum(len(sent["prompt"]) for sent in bodies)
+        await both_gateways_answered(scaled, len(bursts) * num_prompt_tokens)
 
     asyncio.run(both())
 
@@ -130,14 +140,16 @@ def test_prompts_of_one_http_request_spread(served: ServedApp, scaled: ServedApp
     assert spread == alone
 
 
+async def ask(client: httpx.AsyncClient, prompt: list[int], salt: str = "") -> int:
+    """Return how many of the prompt's tokens were cached."""
+    sent = body(prompt, 8, **({"cache_salt": salt} if salt else {}))
+    answer = (await client.post("v1/completions", json=sent)).raise_for_status().json()
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
 def test_follow_ups_find_their_prefix_through_any_gateway(scaled: ServedApp) -> None:
     rng = random.Random(3)
     conversations = [random_prompt(rng, 600) for _ in range(6)]
-
-    async def ask(client: httpx.AsyncClient, prompt: list[int], salt: str = "") -> int:
-        sent = body(prompt, 8, **({"cache_salt": salt} if salt else {}))
-        answer = (await client.post("v1/completions", json=sent)).raise_for_status().json()
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     async def talk() -> None:
         async with client_of(scaled) as client:
@@ -147,7 +159,7 @@ def test_follow_ups_find_their_prefix_through_any_gateway(scaled: ServedApp) -> 
                 prefilled, [g["num_steps"] for g in await groups(scaled)], strict=True
             ):
                 assert after > before  # six strangers went to both groups
-            await until_gateways_heard_of_all(scaled, client)
+            await until_gateways_hear_of_all(client, rng)
             for _turn in range(3):
                 for prompt in conversations:
                     prompt += random_prompt(rng, 30)
@@ -157,38 +169,17 @@ def test_follow_ups_find_their_prefix_through_any_gateway(scaled: ServedApp) -> 
     asyncio.run(talk())
 
 
-async def until_gateways_heard_of_all(app: ServedApp, client: httpx.AsyncClient) -> None:
-    """A report has the load and the prefixes of one moment. So once both gateways show the load of requests
-    that began later than the prefixes came, they know the prefixes."""
-    rng = random.Random(4)
-    markers: list[asyncio.Task[Stream]] = []
-
-    def add_marker() -> None:
-        # One more with every question: a few may end, or go to one group as long as the other seems busy.
-        if sum(not marker.done() for marker in markers) < 12:
-            sent = body(random_prompt(rng, 30), 1500)
-            markers.append(asyncio.create_task(stream(client, sent)))
-
-    async def both_work() -> bool:
-        add_marker()
-        return all(group["num_running"] > 0 for group in await groups(app))
-
-    await until(both_work, "both groups run a marker")
-    informed: set[float] = set()
+async def until_gateways_hear_of_all(client: httpx.AsyncClient, rng: random.Random) -> None:
+    """A report holds all that its group was asked before. So once follow-ups of later strangers find their
+    prefix whichever gateway they come through, the gateways know of everything earlier too."""
 
     async def are_informed() -> bool:
-        add_marker()
-        now = await metrics(client)
-        running = [v for k, v in now.items() if k[0] == "dflash_sequences_running"]
-        if len(running) == 2 and all(running):
-            informed.add(now["dflash_cached_prompt_tokens_created",])
-        return len(informed) == 2
+        # Fresh ones every time: a follow-up that went astray has its prefix in both groups.
+        strangers = [random_prompt(rng, 100) for _ in range(NUM_STRANGERS)]
+        assert [await ask(client, prompt) for prompt in strangers] == [0] * NUM_STRANGERS
+        return all([await ask(client, prompt) == 96 for prompt in strangers])
 
-    await until(are_informed, "both gateways know both groups' load")
-    for marker in markers:
-        marker.cancel()
-    await asyncio.gather(*markers, return_exceptions=True)
-    await until_idle(app)
+    await until(are_informed, "follow-ups of strangers find their prefix")
 
 
 def outstanding(now: Metrics) -> list[float]:
@@ -203,13 +194,15 @@ def test_metrics_show_the_work_of_every_group(scaled: ServedApp) -> None:
                 return outstanding(await metrics(client)) == [0, 0]
 
             async def is_busy() -> bool:
-                # Four streams that expect 256 more tokens each, spread over two groups.
-                return sorted(outstanding(await metrics(client))) == [512, 512]
+                # Each stream expects 256 more tokens. Gateways know each other's load, and that the
+                # last test's is gone, only from reports, so one group may get more than its half.
+                now = outstanding(await metrics(client))
+                return len(now) == 2 and min(now) > 0 and sum(now) == 256 * NUM_STREAMS
 
             await until(is_idle, "no group has anything to do")
             streams = [
                 asyncio.create_task(stream(client, body(list(range(100 + i, 140)), 1500)))
-                for i in range(4)
+                for i in range(NUM_STREAMS)
             ]
             await until(is_busy, "both groups show their load")
             for running in streams:
@@ -259,11 +252,7 @@ def test_a_lost_replica_ends_its_own_requests_only(
         ended = [s for s in got if not s.is_whole]
         assert 0 < len(ended) < NUM_STREAMS, got
         for mine, theirs in zip(got, expected, strict=True):
-            assert theirs.is_whole
-            if mine.is_whole:
-                assert mine == theirs
-            else:
-                assert theirs.text.startswith(mine.text)
+            assert mine == theirs if mine.is_whole else theirs.text.startswith(mine.text)
         assert all(not s.is_done for s in ended)
         # At once, with one replica left, and again when the other is back.
         first = (await run_streams(scaled, bodies[:1]))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 import time
@@ -12,7 +13,8 @@ import pytest
 from dflash_wire.records import GenerationRequest, TokenChunk
 from loadtest import stamps
 from services import paced_engine
-from services.paced_engine import PacedEngine, character_tokens
+from services.paced_engine import PacedCoordinator, PacedEngine, character_tokens
+from services.route_hints import RouteHints
 
 pytestmark = pytest.mark.unit
 
@@ -91,3 +93,9 @@ def test_a_cancelled_request_gets_no_more(engine: PacedEngine, frames: Frames) -
     while [chunk.request_id for chunk in frames.next()["here"]] != ["b"]:
         pass
     assert [chunk.request_id for chunk in frames.next()["here"]] == ["b"]
+
+
+def test_takes_the_calls_that_a_gateway_makes() -> None:
+    """Serve would tell only at run time, with a failure of every request."""
+    hints = RouteHints(page_size=16, expected_output_tokens=256).of(request("a", 8))
+    inspect.signature(PacedCoordinator.generate).bind(None, b"frame", **hints)

@@ -88,7 +88,7 @@ def read(
                         break
             assert engine._frames._queues == {}
         finally:
-            engine._frames.close()
+            engine.close()
         return got
 
     try:
