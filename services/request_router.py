@@ -16,6 +16,9 @@ from gateway.routing.group_picker import GroupPicker, RoutingRules
 from gateway.routing.prefix_names import split_names
 from services.group_report import GroupReport
 
+SILENCE_S = 2.0
+"""So long a replica that did not answer is asked after all others."""
+
 
 class _Expected(NamedTuple):
     """Where a request was counted, and as what."""
@@ -43,6 +46,7 @@ class EngineGroupRouter(RequestRouter):
         """The request that this task routes."""
         self._expected: dict[asyncio.Future[Any], _Expected] = {}
         """Where requests that are being routed will probably go: they are counted there already."""
+        self._silent_until: dict[ReplicaID, float] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in which replicas exist and what they report."""
@@ -55,6 +59,7 @@ class EngineGroupRouter(RequestRouter):
                 names = split_names(report.prefix_names)
                 self._picker.report(replica_id, report.num_outstanding_tokens, names, now)
         self._reports = reports
+        self._silent_until = {r: t for r, t in self._silent_until.items() if r in reports}
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica as soon as a call or a probe finds it dead."""
@@ -75,7 +80,9 @@ class EngineGroupRouter(RequestRouter):
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
         names = split_names(pending_request.kwargs.get("prefix", b""))
         self._withdraw(pending_request.future)
-        ranked = self._picker.rank(list(replicas), names, time.monotonic())
+        now = time.monotonic()
+        ranked = self._picker.rank(list(replicas), names, now)
+        ranked.sort(key=lambda replica_id: now < self._silent_until.get(replica_id, 0.0))
         if ranked and not pending_request.future.done():
             self._count(pending_request, ranked[0])
         return [[replicas[replica_id]] for replica_id in ranked]
@@ -93,6 +100,8 @@ class EngineGroupRouter(RequestRouter):
             return
         expected = self._expected.get(pending.future)
         if expected is None or replica.replica_id != expected.replica_id:
+            if expected and self.replica_queue_len_cache.get(expected.replica_id) is None:
+                self._silent_until[expected.replica_id] = time.monotonic() + SILENCE_S
             self._withdraw(pending.future)
             self._count(pending, replica.replica_id)
         self._expected.pop(pending.future, None)  # from here on Serve says when it ends

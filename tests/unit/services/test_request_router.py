@@ -31,10 +31,13 @@ class FakeReplica:
         self.max_ongoing_requests = max_ongoing
         self.num_ongoing = num_ongoing
         self.num_probes = 0
+        self.is_silent = False
         self.routing_stats: dict[str, Any] = {}
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         self.num_probes += 1
+        if self.is_silent:
+            await asyncio.Event().wait()
         return self.num_ongoing
 
 
@@ -174,5 +177,24 @@ def test_a_client_that_leaves_while_its_request_is_routed_leaves_no_load() -> No
             assert (load.outstanding_tokens, load.num_calls) == (0, 0)
         assert {await route(router, call([])) for _ in range(2)} == {"a", "b"}
         assert router._expected == {}
+
+    run(scenario, a, b)
+
+
+def test_a_group_that_does_not_answer_delays_few() -> None:
+    """It has nothing to do, so every request would ask it first, and wait for that in vain."""
+    a, b = FakeReplica("a"), FakeReplica("b")
+    a.is_silent = True
+
+    async def scenario(router: EngineGroupRouter) -> None:
+        router.queue_len_response_deadline_s = router.max_queue_len_response_deadline_s = 0.01
+        for i in range(6):
+            assert await route(router, call([i] * 40)) == "b"
+        assert (
+            a.num_probes == 2
+        )  # Serve's own when it heard of the replica, and the first request's
+        a.is_silent = False
+        router._silent_until = dict.fromkeys(router._silent_until, 0.0)  # as time does
+        assert await route(router, call([9] * 40)) == "a"
 
     run(scenario, a, b)
