@@ -257,10 +257,12 @@ class DraftResult:
     def merged(self, other: DraftResult) -> DraftResult:
         """Return this result of one drafter and that of the next as one; rows have one drafter."""
         pairs = zip(self.draft_token_ids, other.draft_token_ids, strict=True)
+        began = [result.began_s for result in (self, other) if result.began_s]
         return replace(
             self,
             draft_token_ids=[mine or theirs for mine, theirs in pairs],
             draft_ms=self.draft_ms + other.draft_ms,
+            began_s=min(began, default=0.0),
         )
 
 

@@ -58,13 +58,13 @@ def test_a_step_begins_at_its_first_drafter_with_its_route(peers: list[Inbound])
 
 
 def test_a_drafter_adds_its_drafts_and_leaves_the_route() -> None:
-    first = DraftResult(7, [[1, 2], [], []], 0.5)
-    second = DraftResult(7, [[], [3], []], 0.25)
+    first = DraftResult(7, [[1, 2], [], []], 0.5, began_s=20.0)
+    second = DraftResult(7, [[], [3], []], 0.25, began_s=30.0)
     message = passed_on(plan_message(7, 2, 0, 1), first)
     assert message[2] == bytes([2, 1])
     message = passed_on(message, second)
     assert message[2] == bytes([2])
-    assert decode_drafts(message[3]) == DraftResult(7, [[1, 2], [3], []], 0.75)
+    assert decode_drafts(message[3]) == DraftResult(7, [[1, 2], [3], []], 0.75, began_s=20.0)
     assert message[:2] == plan_message(7)[:2]
 
 
