@@ -107,7 +107,8 @@ def check_parameters(body: GenerationBody) -> list[str]:
             if name not in known:
                 ignored.append(prefix + name)
             elif not _is_neutral(value, known[name]):
-                raise UnsupportedParameterError(_refusal(prefix + name, known[name]), prefix + name)
+                place = prefix + name[:MAX_FIELD_CHARS]  # options of templates have any name
+                raise UnsupportedParameterError(_refusal(place, known[name]), place)
     return list(dict.fromkeys(ignored))
 
 

@@ -108,6 +108,12 @@ async def test_nested_unsupported(serve: Serve) -> None:
     check_refused(response, "stream_options.continuous_usage_stats", served)
 
 
+async def test_a_refusal_does_not_repeat_what_is_long(serve: Serve) -> None:
+    response = await serve([]).chat(chat_template_kwargs={"x" * 3000: True})
+    assert response.status_code == 400
+    assert len(response.content) < 1000
+
+
 async def test_neutral_values_and_nulls(serve: Serve) -> None:
     served = serve(lambda _: [last([])])
     response = await served.chat(**NEUTRAL)
