@@ -87,6 +87,19 @@ class EngineGroupRouter(RequestRouter):
             self._count(pending_request, ranked[0])
         return [[replicas[replica_id]] for replica_id in ranked]
 
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """As Serve's; a call cancelled just when it has got its replica is never sent, and never ends."""
+        try:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except asyncio.CancelledError:
+            future = pending_request.future  # a retry has made a new one
+            if not future.cancelled():
+                call_id = pending_request.metadata.internal_request_id
+                self._picker.end(future.result().replica_id, call_id)
+            raise
+
     def _fulfill_next_pending_request(
         self, replica: RunningReplica, request_metadata: Any = None
     ) -> None:

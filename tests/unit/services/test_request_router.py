@@ -181,6 +181,21 @@ def test_a_client_that_leaves_while_its_request_is_routed_leaves_no_load() -> No
     run(scenario, a, b)
 
 
+def test_a_client_that_leaves_when_its_request_is_routed_leaves_no_load() -> None:
+    a = FakeReplica("a")
+
+    async def scenario(router: EngineGroupRouter) -> None:
+        pending = call(LONG)
+        waiting = asyncio.create_task(route(router, pending))
+        pending.future.add_done_callback(lambda _: waiting.cancel())
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled() and not pending.future.cancelled()
+        load = router._picker.load_of(a.replica_id)
+        assert (load.outstanding_tokens, load.num_calls) == (0, 0)
+
+    run(scenario, a)
+
+
 def test_a_group_that_does_not_answer_delays_few() -> None:
     """It has nothing to do, so every request would ask it first, and wait for that in vain."""
     a, b = FakeReplica("a"), FakeReplica("b")
