@@ -149,6 +149,18 @@ class RingStage:
             return [ERROR, frame, message[2][:1]]  # no drafter can help it any more
 
 
+def settle(device: str) -> None:
+    """Let a GPU finish what this thread gave it; nothing on a CPU.
+
+    A message says that a step's features may be read, or overwritten. Between processes only a finished stream
+    makes that true.
+    """
+    if device != "cpu":
+        import torch
+
+        torch.cuda.current_stream().synchronize()
+
+
 class StepGate:
     """Lets steps through in ascending order only. Owner: the stage's thread.
 
@@ -225,7 +237,9 @@ class VerifierActor:
         if not self._gate.admits(plan.step_id):
             logger.warning("step %d came too late and is dropped", plan.step_id)
             return None
-        return [PLAN, encode_result(self._engine.run(plan, decode_drafts(message[3])))]
+        result = self._engine.run(plan, decode_drafts(message[3]))
+        settle(self._spec.device)
+        return [PLAN, encode_result(result)]
 
 
 class DrafterActor:
@@ -305,6 +319,7 @@ class DrafterActor:
         for lane in {lane for lane, plan in steps if plan.ingests}:
             self._features[lane].refresh()
         results = self._engine.run_together(steps)
+        settle(self._spec.device)
         return [passed_on(*pair) for pair in zip(messages, results, strict=True)]
 
     def _move_beside_verifier(self, works_at_the_same_time: bool) -> None:

@@ -60,7 +60,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--vllm-threads", type=int, default=2)
     parser.add_argument("--vllm-bind", default=NO_BINDING, help="CPUs for its threads, as 0-1")
-    parser.add_argument("--llama-threads", type=int, default=2)
+    parser.add_argument("--llama-threads", type=int, default=1)
 
 
 def _check_run_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
