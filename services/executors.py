@@ -152,8 +152,8 @@ class RingStage:
 def settle(device: str) -> None:
     """Let a GPU finish what this thread gave it; nothing on a CPU.
 
-    A message says that a step's features may be read, or overwritten. Between processes only a finished stream
-    makes that true.
+    A message says that a step's features may be read, or overwritten. Between processes only a finished
+    stream makes that true.
     """
     if device != "cpu":
         import torch
