@@ -61,6 +61,10 @@ def default_prompts() -> str:
     return "gsm8k,humaneval" if has_public else "word_problems,code_stubs"
 
 
+PROMPTS_APART = 37
+"""How far the repeats' first prompts lie apart; cells of one repeat all get the same prompts."""
+
+
 async def measure_all(
     loop: ClosedLoop,
     levels: Sequence[int],
@@ -76,7 +80,9 @@ async def measure_all(
             for level in levels:
                 for policy in rotated(list(policies), repeat):
                     progress.set_postfix_str(f"{level} streams, {policy}")
-                    cells.append(await loop.run(policy, level, warm_s, measure_s))
+                    first_prompt = repeat * PROMPTS_APART
+                    cell = await loop.run(policy, level, warm_s, measure_s, first_prompt)
+                    cells.append(cell)
                     progress.update()
     return cells
 

@@ -121,7 +121,7 @@ class ClosedLoop:
     Args:
         base_url: of the server.
         model: the name that requests carry.
-        prompts: taken in turn by all streams.
+        prompts: taken in turn by all streams; every cell begins anew.
         max_tokens: longest answer.
         is_ours: requests carry the fields that only our server knows; else the policy of a cell is
             just its name, and the server must not find prompts cached.
@@ -140,18 +140,30 @@ class ClosedLoop:
     ) -> None:
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
-        self._prompts: Iterator[Prompt] = itertools.cycle(prompts)
+        self._prompts = list(prompts)
+        self._next_prompts: Iterator[Prompt] = iter(())
         self._max_tokens = max_tokens
         self._is_ours = is_ours
         self._keep_alive = keep_alive
         self._salts = (f"closed-loop-{number}" for number in itertools.count())
 
-    async def run(self, policy: str, num_streams: int, warm_s: float, measure_s: float) -> Cell:
+    async def run(
+        self, policy: str, num_streams: int, warm_s: float, measure_s: float, first_prompt: int = 0
+    ) -> Cell:
         """Run one cell; it ends when the last answer that began inside it is complete.
+
+        Args:
+            policy: of its requests.
+            num_streams: requests open at a time.
+            warm_s: seconds before the window.
+            measure_s: its length.
+            first_prompt: index of the first prompt, so that cells to be compared get the same ones.
 
         Raises:
             BenchError: a request failed.
         """
+        first = first_prompt % len(self._prompts)
+        self._next_prompts = itertools.cycle(self._prompts[first:] + self._prompts[:first])
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
         connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
@@ -179,7 +191,7 @@ class ClosedLoop:
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, policy: str) -> Answer | None:
-        prompt = next(self._prompts)
+        prompt = next(self._next_prompts)
         if self._is_ours:
             body = chat_body(self._model, policy, prompt, self._max_tokens, next(self._salts))
         else:

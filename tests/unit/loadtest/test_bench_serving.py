@@ -58,6 +58,19 @@ def test_streams_follow_each_other(fake_server: FakeServer) -> None:
     assert answer.prompt_id in {"p0", "p1", "p2"}
 
 
+def test_cells_to_compare_get_the_same_prompts(fake_server: FakeServer) -> None:
+    fake_server.reply = STREAM
+    loop = ClosedLoop(fake_server.base_url, "demo", PROMPTS, 7)
+    for _ in range(2):
+        fake_server.bodies.clear()
+        asyncio.run(loop.run("off", 1, 0.0, 0.05, first_prompt=4))
+        assert [body["messages"][0]["content"] for body in fake_server.bodies[:3]] == [
+            "q1",
+            "q2",
+            "q0",
+        ][: len(fake_server.bodies)]
+
+
 def test_other_servers_get_no_fields_of_ours(fake_server: FakeServer) -> None:
     fake_server.reply = STREAM
     loop = ClosedLoop(fake_server.base_url, "pair", PROMPTS, 7, is_ours=False, keep_alive=False)
