@@ -40,10 +40,15 @@ class GroupPicker(Generic[Group]):
     the group that waited longest. So a prompt that nobody knows goes to the least loaded group, and a known
     one goes back to its group until that has ``load_bound_tokens`` more to do than another, or less for a
     short prefix: nobody should queue for the sake of a chat template's header.
+
+    Args:
+        rules: how to weigh.
+        seed: of the order in which new groups take their first turn; None draws one.
     """
 
-    def __init__(self, rules: RoutingRules) -> None:
+    def __init__(self, rules: RoutingRules, seed: int | None = None) -> None:
         self._rules = rules
+        self._random = random.Random(seed)
         self._table: PrefixTable[Group] = PrefixTable(rules.max_names, rules.ttl_s)
         self._loads: dict[Group, GroupLoad] = {}
         self._turns: dict[Group, float] = {}
@@ -65,7 +70,7 @@ class GroupPicker(Generic[Group]):
         for group in groups:
             self._loads.setdefault(group, GroupLoad())
             # By chance, or all gateways would begin with the same one.
-            self._turns.setdefault(group, -random.random())
+            self._turns.setdefault(group, -self._random.random())
 
     def forget(self, group: Group) -> None:
         """A group is gone. Mutates; unknown ones are fine."""

@@ -154,7 +154,11 @@ class Simulation:
         self.rng = random.Random(seed)
         random.seed(seed)
         self.groups = [Group(capacity_pages) for _ in range(num_groups)]
-        self.pickers = [GroupPicker[int](rules) for _ in range(num_gateways)] if rules else []
+        self.pickers = (
+            [GroupPicker[int](rules, seed + gateway) for gateway in range(num_gateways)]
+            if rules
+            else []
+        )
         for picker in self.pickers:
             picker.keep(range(num_groups))
         self.events: list[tuple[float, int, Callable[[], None]]] = []

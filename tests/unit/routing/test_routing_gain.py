@@ -33,7 +33,7 @@ def test_more_is_cached_and_nobody_waits_longer() -> None:
     assert rule.first_token_p95_s < by_load.first_token_p95_s
 
 
-def test_without_a_bound_one_group_would_get_all() -> None:
+def test_without_a_bound_the_unlucky_wait_longer() -> None:
     rule = outcome(shipped())
     endless = outcome(RoutingRules(PAGE, prefix_weight=1000, load_bound_tokens=1e9))
-    assert rule.first_token_p95_s < endless.first_token_p95_s / 3
+    assert rule.first_token_p95_s < 0.9 * endless.first_token_p95_s
