@@ -20,7 +20,6 @@ from gateway.middleware import SEND_BODY
 
 logger = logging.getLogger(__name__)
 
-CLOSED = "The client closed the connection."
 DONE = b"data: [DONE]\n\n"
 
 
@@ -89,19 +88,13 @@ class EventStreamResponse(Response):
                     if not is_started:
                         is_started = True
                         await self._send_head(send)
-                    try:
-                        await send_body(
-                            {"type": "http.response.body", "body": data, "more_body": True}
-                        )
-                    except OSError as error:
-                        raise RequestCancelledError(CLOSED) from error
+                    await _send_body(send_body, data)
             except RequestCancelledError:
                 raise
             except Exception as error:
                 if not is_started:
                     raise
-                body = self._error_event(error)
-                await _send(send, {"type": "http.response.body", "body": body, "more_body": True})
+                await _send_body(send, self._error_event(error))
         await _send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _error_event(self, error: Exception) -> bytes:
@@ -116,9 +109,13 @@ class EventStreamResponse(Response):
         await _send(send, {**head, "headers": self.raw_headers})
 
 
+async def _send_body(send: Send, data: bytes) -> None:
+    await _send(send, {"type": "http.response.body", "body": data, "more_body": True})
+
+
 async def _send(send: Send, message: Message) -> None:
     try:
         await send(message)
     except OSError as error:
         # ASGI's word for a closed connection; an OSError of the engine must not look like it.
-        raise RequestCancelledError(CLOSED) from error
+        raise RequestCancelledError("The client closed the connection.") from error

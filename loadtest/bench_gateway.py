@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,7 +26,14 @@ from loadtest.bench_rows import ApiClient
 from loadtest.cpu_time import command, descendants
 from loadtest.gateway_report import BARE, HAPROXY, PROXY, evaluate, render_table, to_json
 from loadtest.paced_client import Edge, PacedClient, Parts, RequestCell, StreamCell
-from loadtest.processes import BenchError, ReadyChild, Server, Worker, accept_interrupts
+from loadtest.processes import (
+    BenchError,
+    ReadyChild,
+    Server,
+    Worker,
+    accept_interrupts,
+    free_port,
+)
 
 PARTS = {
     "gateway": re.compile(r"ray::ServeReplica:.*:Gateway"),
@@ -60,17 +66,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def server_environment(has_haproxy: bool) -> dict[str, str]:
-    """Return the environment of a server of our own, in one of Serve's two modes."""
+    """Return what a server of our own needs beside our environment, in one of Serve's two modes."""
     return {
-        **os.environ,
         # Two servers run side by side: neither may join the other's cluster or take its ports.
         "RAY_ADDRESS": "local",
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),

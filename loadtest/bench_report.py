@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 PLAIN = "off"
 """The row that others are compared with: plain decoding on the same engine."""
@@ -190,7 +191,7 @@ def render_table(report: Report) -> str:
         )
         cells = ["–" if number is None else f"{number:.2f}" for number in numbers]
         lines.append([row.row, *cells, _verdict(row)])
-    return "\n".join([aligned_table(lines), "", *(_bar_line(bar) for bar in report.bars)])
+    return "\n".join([aligned_table(lines), "", *(bar_line(bar) for bar in report.bars)])
 
 
 def aligned_table(lines: Sequence[Sequence[str]]) -> str:
@@ -212,7 +213,8 @@ def _verdict(row: RowResult) -> str:
     return "yes" if row.is_identical else f"{row.num_different}/{row.num_compared} differ"
 
 
-def _bar_line(bar: Bar) -> str:
+def bar_line(bar: Bar) -> str:
+    """Say what a bar asked for and whether it was met."""
     verdict = {None: "not measured", True: "met", False: "MISSED"}[bar.is_met]
     value = "–" if bar.value is None else f"{bar.value:.2f}"
     return f"{bar.name}: {value} (bar {bar.limit:.2f}) {verdict}"
@@ -222,23 +224,28 @@ def to_json(report: Report, settings: dict[str, object]) -> str:
     """Return the report as one line of JSON, with the run's settings."""
     rows = {
         row.row: {
-            "tokens_per_s": _rounded(row.tokens_per_s),
-            "ratio_to_off": _rounded(row.ratio_to_off),
-            "acceptance_length": _rounded(row.acceptance_length),
-            "draft_ms": _rounded(row.draft_ms),
-            "verify_ms": _rounded(row.verify_ms),
-            "overhead_ms": _rounded(row.overhead_ms),
+            "tokens_per_s": rounded(row.tokens_per_s),
+            "ratio_to_off": rounded(row.ratio_to_off),
+            "acceptance_length": rounded(row.acceptance_length),
+            "draft_ms": rounded(row.draft_ms),
+            "verify_ms": rounded(row.verify_ms),
+            "overhead_ms": rounded(row.overhead_ms),
             "identical_to_off": row.is_identical,
             "num_compared": row.num_compared,
         }
         for row in report.rows
     }
     bars = [
-        {"name": bar.name, "limit": bar.limit, "value": _rounded(bar.value), "met": bar.is_met}
+        {"name": bar.name, "limit": bar.limit, "value": rounded(bar.value), "met": bar.is_met}
         for bar in report.bars
     ]
     return json.dumps({"benchmark": "one_stream", **settings, "rows": rows, "bars": bars})
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def rounded(value: Any) -> Any:
+    """Return a JSON value with its floats, however deep, to three digits."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 
 from tqdm import tqdm
 
-from loadtest import prompt_sets
-from loadtest.bench_report import PLAIN, rotated
+from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
+from loadtest.cell_options import add_cell_arguments, check_cell_options, chosen_prompts
 from loadtest.closed_loop import Cell, ClosedLoop
 from loadtest.processes import (
     BenchError,
@@ -31,34 +31,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench_serving", description=__doc__)
     add_server_arguments(parser)
-    parser.add_argument("--levels", default="1,2,4,8,16,32,64", help="numbers of streams")
-    parser.add_argument("--policies", default="off,static:4,static:8,static:16")
-    parser.add_argument(
-        "--prompts", help="prompt sets, with commas; default: public ones if here, else our own"
+    add_cell_arguments(
+        parser,
+        levels="1,2,4,8,16,32,64",
+        policies="off,static:4,static:8,static:16",
+        seconds=4.0,
+        warm_up=1.0,
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before a window")
-    parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args(arguments)
-    try:
-        options.levels = [int(level) for level in options.levels.split(",")]
-    except ValueError:
-        parser.error("--levels are whole numbers with commas between them")
-    options.policies = options.policies.split(",")
-    if min(options.levels) < 1 or min(options.repeats, options.max_tokens) < 1:
-        parser.error("--levels, --repeats and --max-tokens are at least 1")
-    if options.seconds <= 0 or options.warm_up < 0:
-        parser.error("--seconds is positive, --warm-up not negative")
-    if PLAIN not in options.policies:
-        parser.error(f"--policies needs {PLAIN!r}: the others are compared with it")
+    check_cell_options(parser, options, "repeats")
     return options
-
-
-def default_prompts() -> str:
-    """GSM8K and HumanEval when they are here, else our own word problems and code stubs."""
-    has_public = set(prompt_sets.PUBLIC_SETS) <= set(prompt_sets.available_sets())
-    return "gsm8k,humaneval" if has_public else "word_problems,code_stubs"
 
 
 PROMPTS_APART = 37
@@ -94,9 +77,7 @@ def run(options: argparse.Namespace) -> None:
         BenchError: the server or a request failed.
         ValueError: a prompt set is unknown.
     """
-    names = options.prompts or default_prompts()
-    sets = [prompt_sets.load(name) for name in names.split(",")]
-    prompts = prompt_sets.interleave(sets)
+    names, prompts = chosen_prompts(options)
     with ExitStack() as stack:
         url = start_server(stack, options)
         model = ApiClient(url).model_id()

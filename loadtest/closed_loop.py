@@ -55,6 +55,12 @@ class Answer:
         return tokens
 
 
+def acceptance_length(answers: Sequence[Answer]) -> float | None:
+    """Committed tokens per cycle of all answers, bonus included; None without cycles."""
+    num_cycles = sum(answer.num_cycles for answer in answers)
+    return sum(answer.num_committed for answer in answers) / num_cycles if num_cycles else None
+
+
 @dataclass(frozen=True)
 class Cell:
     """What a number of streams with one policy gave in one window."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from loadtest.bench_report import aligned_table
+from loadtest.bench_report import aligned_table, rounded
 from loadtest.paced_client import RequestCell, StreamCell
 from loadtest.timing import percentile
 
@@ -160,15 +160,12 @@ def _verdicts(report: GatewayReport) -> list[str]:
 def to_json(report: GatewayReport, settings: dict[str, object]) -> str:
     """Return the report as one line of JSON, with the run's settings."""
     row = report.row(HAPROXY)
-    rounded = json.loads(
-        json.dumps([asdict(row) for row in report.rows]), parse_float=lambda s: round(float(s), 3)
-    )
     return json.dumps(
         {
             "benchmark": "gateway",
             **settings,
             "bar_met": None if row is None else row.cpu_ratio <= CPU_BAR,
             "detokenizing_ms": report.detokenizing_ms,
-            "rows": rounded,
+            "rows": rounded([asdict(row) for row in report.rows]),
         }
     )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from loadtest.bench_report import PLAIN, aligned_table
-from loadtest.closed_loop import Answer, Cell
+from loadtest.bench_report import PLAIN, aligned_table, rounded
+from loadtest.closed_loop import Answer, Cell, acceptance_length
 from loadtest.timing import percentile
 
 BARS = {1: 2.0, 8: 1.3}
@@ -82,7 +82,6 @@ def _order(policy: str) -> int:
 def _row(cells: Sequence[Cell], plain: Sequence[float]) -> ServingRow:
     rates = [cell.tokens_per_s for cell in cells]
     answers = [answer for cell in cells for answer in cell.answers]
-    num_cycles = sum(answer.num_cycles for answer in answers)
     ttft = [1e3 * answer.ttft_s for answer in answers]
     tpot = [1e3 * value for value in _tpots(answers)]
     return ServingRow(
@@ -94,7 +93,7 @@ def _row(cells: Sequence[Cell], plain: Sequence[float]) -> ServingRow:
         ttft_p99_ms=percentile(ttft, 99),
         tpot_p50_ms=percentile(tpot, 50),
         tpot_p99_ms=percentile(tpot, 99),
-        acceptance_length=sum(a.num_committed for a in answers) / num_cycles if num_cycles else 0.0,
+        acceptance_length=acceptance_length(answers) or 0.0,
         num_answers=len(answers),
     )
 
@@ -148,15 +147,11 @@ def _verdicts(report: ServingReport) -> list[str]:
 
 def to_json(report: ServingReport, settings: dict[str, object]) -> str:
     """Return the report as one line of JSON, with the run's settings."""
-    rows = [
-        {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(row).items()}
-        for row in report.rows
-    ]
     return json.dumps(
         {
             "benchmark": "closed_loop",
             **settings,
             "plain_wins_from": report.plain_wins_from,
-            "rows": rows,
+            "rows": rounded([asdict(row) for row in report.rows]),
         }
     )

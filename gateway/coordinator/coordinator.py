@@ -221,7 +221,7 @@ class Coordinator:
                 self._end_all(EngineUnavailableError(SHUTTING_DOWN))
                 self._has_shut_down = True
                 return False
-            if is_closed or not self._may_send() or not self._send_next(started):
+            if is_closed or not self._send_next(started):
                 break
         if not self._flights and self._outbox.is_empty:
             self._cohorts.pause()
@@ -231,14 +231,6 @@ class Coordinator:
         if landed is not None:
             self._recorder.add(step_record(*landed, self._clock()))
         return True
-
-    def _may_send(self) -> bool:
-        if not self._planner.has_work:
-            return False
-        if not self._flights:
-            return True
-        num_cohorts = self._cohorts.choose(self._planner.num_running)
-        return len(self._flights) < num_cohorts and not self._planner.is_short_of_pages
 
     def _take_inbox(self) -> bool:
         """Apply what other threads asked for; return whether the coordinator was closed."""
@@ -251,8 +243,13 @@ class Coordinator:
         return is_closed
 
     def _send_next(self, started: float) -> bool:
-        """Plan a step and send it; return whether there was one to send."""
+        """Plan a step and send it, if one may be sent; return whether one was."""
+        if not self._planner.has_work:
+            return False
         num_cohorts = self._cohorts.choose(self._planner.num_running)
+        is_full = len(self._flights) >= num_cohorts or self._planner.is_short_of_pages
+        if self._flights and is_full:
+            return False
         planned = self._planner.plan(self._counters.num_steps, num_cohorts, len(self._flights))
         for sequence, error in planned.failures:
             logger.error(

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from collections.abc import Sequence
 
-from loadtest import prompt_sets
-from loadtest.bench_report import PLAIN, rotated
-from loadtest.bench_serving import default_prompts
+from loadtest.bench_report import rotated
+from loadtest.cell_options import add_cell_arguments, check_cell_options, chosen_prompts
 from loadtest.peers import install
 from loadtest.peers.places import LLAMA_VERSION, PEERS, VLLM_VERSION, Places
 from loadtest.peers.report import evaluate, render_table, to_json
 from loadtest.peers.setups import NO_BINDING, OURS, Settings, Setup, all_setups, choose
 from loadtest.peers.visits import CellResult, Plan, our_token_ids, say, visit
-from loadtest.processes import ROOT, BenchError, accept_interrupts, add_server_arguments
+from loadtest.processes import (
+    ROOT,
+    BenchError,
+    accept_interrupts,
+    add_server_arguments,
+    free_port,
+)
 
 PAIR = {"target": ROOT / "models/demo/target", "drafter": ROOT / "models/demo/drafter"}
 
@@ -41,7 +45,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if unknown := set(options.peers) - known:
         parser.error(f"--peers knows {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}")
     if options.command == "run":
-        _check_run_options(running, options)
+        counts = ("rounds", "num_prompts", "vllm_threads", "llama_threads")
+        check_cell_options(running, options, *counts)
     return options
 
 
@@ -50,40 +55,14 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", default=",".join([OURS, *PEERS]))
     parser.add_argument("--setups", default="*", help="names with commas, * and ?; see --list")
     parser.add_argument("--list", action="store_true", help="print the command lines and end")
-    parser.add_argument("--policies", default="off,static:4,static:8", help="of our server")
-    parser.add_argument("--levels", default="1,4,8,16", help="numbers of streams")
+    add_cell_arguments(
+        parser, levels="1,4,8,16", policies="off,static:4,static:8", seconds=8.0, warm_up=2.0
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before a window")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--prompts", help="prompt sets; default as for bench-serving")
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--vllm-threads", type=int, default=2)
     parser.add_argument("--vllm-bind", default=NO_BINDING, help="CPUs for its threads, as 0-1")
     parser.add_argument("--llama-threads", type=int, default=1)
-
-
-def _check_run_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    try:
-        options.levels = [int(level) for level in options.levels.split(",")]
-    except ValueError:
-        parser.error("--levels are whole numbers with commas between them")
-    threads = (options.vllm_threads, options.llama_threads)
-    counts = (*options.levels, options.rounds, options.max_tokens, options.num_prompts, *threads)
-    if min(counts) < 1:
-        parser.error("levels, rounds, tokens, prompts and threads are at least 1")
-    if options.seconds <= 0 or options.warm_up < 0:
-        parser.error("--seconds is positive, --warm-up not negative")
-    options.policies = options.policies.split(",")
-    if PLAIN not in options.policies:
-        parser.error(f"--policies needs {PLAIN!r}: texts are compared with it")
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def chosen_setups(
@@ -142,9 +121,8 @@ def run(options: argparse.Namespace) -> None:
             variables = " ".join(f"{k}={v}" for k, v in setup.environment.items())
             print(f"{setup.name}: {variables} {' '.join(setup.command)}")
         return
-    names = options.prompts or default_prompts()
-    sets = [prompt_sets.load(name) for name in names.split(",")]
-    prompts = prompt_sets.interleave(sets)[: options.num_prompts]
+    names, prompts = chosen_prompts(options)
+    prompts = prompts[: options.num_prompts]
     plan = Plan(
         prompts=prompts,
         token_ids=our_token_ids(prompts, options.config),

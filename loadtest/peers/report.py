@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from loadtest.bench_report import PLAIN, Bar, aligned_table
+from loadtest.bench_report import PLAIN, Bar, aligned_table, bar_line, rounded
 from loadtest.closed_loop import Answer
 from loadtest.peers.setups import LOOP, OURS
 from loadtest.peers.visits import CellResult
@@ -177,9 +177,7 @@ def render_table(report: PeerReport) -> str:
         f"at {_streams(c.num_streams)} {c.ours} / {c.theirs}: {c.ratio:.2f}"
         for c in report.comparisons
     ]
-    for bar in report.bars:
-        verdict = {None: "not measured", True: "met", False: "MISSED"}[bar.is_met]
-        parts.append(f"{bar.name}: {_number(bar.value)} (bar {bar.limit:.2f}) {verdict}")
+    parts += map(bar_line, report.bars)
     parts += [f"not measured: {name}: {reason}" for name, reason in report.failures.items()]
     return "\n".join(parts)
 
@@ -208,13 +206,9 @@ def to_json(report: PeerReport, settings: Mapping[str, object]) -> str:
         {
             "benchmark": "peers",
             **settings,
-            "rows": [_rounded(asdict(row)) for row in report.rows],
-            "comparisons": [_rounded(asdict(c)) for c in report.comparisons],
-            "bars": [_rounded({**asdict(bar), "met": bar.is_met}) for bar in report.bars],
+            "rows": rounded([asdict(row) for row in report.rows]),
+            "comparisons": rounded([asdict(c) for c in report.comparisons]),
+            "bars": rounded([{**asdict(bar), "met": bar.is_met} for bar in report.bars]),
             "not_measured": dict(report.failures),
         }
     )
-
-
-def _rounded(values: dict[str, object]) -> dict[str, object]:
-    return {k: round(v, 3) if isinstance(v, float) else v for k, v in values.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
-from loadtest.closed_loop import Answer, Cell, ClosedLoop
+from loadtest.closed_loop import Answer, Cell, ClosedLoop, acceptance_length
 from loadtest.peers.metrics import read_counters
 from loadtest.peers.same_tokens import check_tokens
 from loadtest.peers.setups import LOOP, OURS, Setup
@@ -93,7 +93,9 @@ def _visit_ours(plan: Plan, number: int) -> Iterator[CellResult]:
             for policy in rotated(list(plan.policies), number):
                 loop = ClosedLoop(url, model, plan.prompts, plan.max_tokens)
                 cell, share = _run_cell(loop, policy, level, plan)
-                yield CellResult(f"{OURS}/{policy}", number, cell, own_length(cell), share)
+                yield CellResult(
+                    f"{OURS}/{policy}", number, cell, acceptance_length(cell.answers), share
+                )
 
 
 def _visit_peer(setup: Setup, plan: Plan, number: int) -> Iterator[CellResult]:
@@ -122,12 +124,6 @@ def _run_cell(loop: ClosedLoop, policy: str, level: int, plan: Plan) -> tuple[Ce
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     cell = asyncio.run(loop.run(policy, level, plan.warm_s, plan.measure_s))
     return cell, (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
-
-
-def own_length(cell: Cell) -> float | None:
-    """Committed tokens per cycle of our own statistics; None without cycles."""
-    num_cycles = sum(answer.num_cycles for answer in cell.answers)
-    return sum(a.num_committed for a in cell.answers) / num_cycles if num_cycles else None
 
 
 def start_worker(stack: ExitStack, loop: str, config: Path, threads: int) -> Worker:
@@ -183,7 +179,7 @@ def _visit_loop(setup: Setup, plan: Plan, number: int) -> CellResult:
             if now_s >= end_s:
                 break
     cell = Cell(setup.name, 1, begin_s, end_s, tuple(answers))
-    return CellResult(setup.name, number, cell, own_length(cell), 0.0)
+    return CellResult(setup.name, number, cell, acceptance_length(cell.answers), 0.0)
 
 
 def say(result: CellResult) -> None:

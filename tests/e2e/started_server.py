@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,11 @@ import httpx
 import psutil
 import yaml
 
+from loadtest.processes import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def feature_segments() -> set[str]:

@@ -15,6 +15,7 @@ import pytest
 import ray
 from ray import serve
 
+from loadtest.processes import free_port
 from services.app import build
 from services.config import AppArgs
 from services.yaml_args import read_app_args
@@ -22,7 +23,7 @@ from services.yaml_args import read_app_args
 # Importlib mode puts no test folder on the path; helpers live beside their tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from served_app import APP, ROOT, ServedApp, free_port
+from served_app import APP, ROOT, ServedApp
 
 
 @pytest.fixture(scope="session")

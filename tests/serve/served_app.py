@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from dflash_wire.records import GenerationRequest, GenerationStats
+from services.app import build
 from services.config import AppArgs
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
@@ -22,13 +22,8 @@ from services.serve_engine import ServeEngine
 ROOT = Path(__file__).resolve().parents[2]
 APP = "dflash-test"
 DEADLINE_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+SMALL = {"num_cpus": 0.1, "num_threads": 1}
+"""An executor section for applications of several groups."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,22 @@ class ServedApp:
 
         async with self.engine() as engine:
             return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+def running(args: AppArgs, name: str, port: int) -> Iterator[ServedApp]:
+    """An application beside the others of this Ray, for as long as a fixture lasts."""
+    serve.run(build(args), name=name, route_prefix=f"/{name}")
+    yield ServedApp(args, f"http://127.0.0.1:{port}/{name}", name)
+    serve.delete(name)
+
+
+def changed(args: AppArgs, **sections: Any) -> AppArgs:
+    """The arguments with some keys of some sections changed."""
+    fields = args.model_dump(exclude_unset=True)
+    for name, value in sections.items():
+        is_section = isinstance(value, dict)
+        fields[name] = {**fields.get(name, {}), **value} if is_section else value
+    return AppArgs.model_validate(fields)
 
 
 async def collect(engine: ServeEngine, request: GenerationRequest) -> Output:

@@ -8,12 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray import serve
-from served_app import ServedApp, collect, groups, until
+from served_app import SMALL, ServedApp, changed, collect, groups, running, until
 
 from dflash_wire.records import GenerationRequest
-from services.app import build
-from services.config import AppArgs
 from services.serve_engine import ServeEngine
 
 pytestmark = [
@@ -31,27 +28,22 @@ LONG = 1500
 
 
 @pytest.fixture(scope="module")
-def autoscaled(served: ServedApp) -> Iterator[ServedApp]:
-    small = {"num_cpus": 0.1, "num_threads": 1}
-    args = AppArgs.model_validate(
-        served.args.model_dump(exclude_unset=True)
-        | {
-            "verifier": small,
-            "drafter": small,
-            "routing": {"report_period_s": 0.2},
-            "autoscaling": {
-                "max_engine_groups": 2,
-                "target_outstanding_tokens": TARGET,
-                "report_period_s": 0.5,
-                "look_back_period_s": 1,
-                "upscale_delay_s": 0,
-                "downscale_delay_s": 0,
-            },
-        }
+def autoscaled(served: ServedApp, http_port: int) -> Iterator[ServedApp]:
+    args = changed(
+        served.args,
+        verifier=SMALL,
+        drafter=SMALL,
+        routing={"report_period_s": 0.2},
+        autoscaling={
+            "max_engine_groups": 2,
+            "target_outstanding_tokens": TARGET,
+            "report_period_s": 0.5,
+            "look_back_period_s": 1,
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 0,
+        },
     )
-    serve.run(build(args), name=APP, route_prefix="/autoscaled")
-    yield ServedApp(args, f"{served.base_url}/autoscaled", APP)
-    serve.delete(APP)
+    yield from running(args, APP, http_port)
 
 
 def long_request(name: str, rng: random.Random) -> GenerationRequest:

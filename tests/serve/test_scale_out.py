@@ -13,11 +13,7 @@ import httpx
 import pytest
 from actor_processes import actor_processes
 from http_streams import Metrics, Stream, body, metrics, stream
-from ray import serve
-from served_app import DEADLINE_S, ServedApp, groups, until
-
-from services.app import build
-from services.config import AppArgs
+from served_app import DEADLINE_S, SMALL, ServedApp, changed, groups, running, until
 
 pytestmark = [
     pytest.mark.serve,
@@ -37,21 +33,16 @@ def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def scaled(served: ServedApp) -> Iterator[ServedApp]:
-    small = {"num_cpus": 0.1, "num_threads": 1}
-    args = AppArgs.model_validate(
-        served.args.model_dump(exclude_unset=True)
-        | {
-            "num_engine_groups": 2,
-            "gateway": {"num_replicas": 2},
-            "verifier": small,
-            "drafter": small,
-            "routing": {"report_period_s": 0.2},
-        }
+def scaled(served: ServedApp, http_port: int) -> Iterator[ServedApp]:
+    args = changed(
+        served.args,
+        num_engine_groups=2,
+        gateway={"num_replicas": 2},
+        verifier=SMALL,
+        drafter=SMALL,
+        routing={"report_period_s": 0.2},
     )
-    serve.run(build(args), name=APP, route_prefix="/scale")
-    yield ServedApp(args, f"{served.base_url}/scale", APP)
-    serve.delete(APP)
+    yield from running(args, APP, http_port)
 
 
 def client_of(app: ServedApp) -> httpx.AsyncClient:

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ray import serve
 from second_drafter import save_second_drafter
-from served_app import ROOT, Output, ServedApp, snapshot
+from served_app import ROOT, Output, ServedApp, changed, running, snapshot
 
 from dflash_wire.records import GenerationRequest, SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
-from services.app import build
 from services.config import AppArgs
 from services.spec import make_spec
 
@@ -35,20 +33,9 @@ def prompts(app_args: AppArgs) -> list[list[int]]:
     return [tokenizer._encode_chat(problem.messages) for problem in problems]
 
 
-def changed(args: AppArgs, section: str, **values: object) -> AppArgs:
-    fields = args.model_dump()
-    return AppArgs.model_validate({**fields, section: {**fields[section], **values}})
-
-
-def running(args: AppArgs, name: str, port: int) -> Iterator[ServedApp]:
-    serve.run(build(args), name=name, route_prefix=f"/{name}")
-    yield ServedApp(args, f"http://127.0.0.1:{port}/{name}", name)
-    serve.delete(name)
-
-
 @pytest.fixture(scope="module")
 def two_lanes(http_port: int, app_args: AppArgs) -> Iterator[ServedApp]:
-    yield from running(changed(app_args, "drafter", shared_by=2), "lanes", http_port)
+    yield from running(changed(app_args, drafter={"shared_by": 2}), "lanes", http_port)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +45,8 @@ def two_drafters(
     second = tmp_path_factory.mktemp("models") / "second"
     save_second_drafter(ROOT / "models/demo/drafter", second, noise=0.2)
     args = changed(
-        app_args, "model", drafters={"second": str(second)}, non_thinking_drafter="second"
+        app_args,
+        model={"drafters": {"second": str(second)}, "non_thinking_drafter": "second"},
     )
     yield from running(args, "drafters", http_port)
 

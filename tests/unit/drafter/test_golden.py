@@ -26,10 +26,10 @@ from transformers import DynamicCache
 
 from dflash_ops.paging import PagedPool
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, Ingest, StepPlan, StepResult, TokenChunk
+from dflash_wire.records import GenerationRequest, Ingest, StepPlan, TokenChunk
 from drafter.borrowed import load_borrowed_weights
-from drafter.engine import DrafterEngine
 from gateway.coordinator.coordinator import Coordinator
+from services.local import LocalRing
 from verifier.engine import VerifierEngine
 from verifier.target import TargetModel
 
@@ -115,21 +115,6 @@ def test_logits_over_cycles(
         assert drafts == [expected[:, kept].argmax(dim=-1).tolist()]
 
 
-class InProcessRing:
-    """Drafter, then verifier, in the caller's thread."""
-
-    def __init__(self, drafter: DrafterEngine, verifier: VerifierEngine) -> None:
-        self._drafter = drafter
-        self._verifier = verifier
-
-    def send(self, plan: StepPlan) -> None:
-        self._drafts = self._drafter.run(plan)
-        self._plan = plan
-
-    def receive(self, step_id: int) -> StepResult:
-        return self._verifier.run(self._plan, self._drafts)
-
-
 class ListSink:
     """Keeps every chunk."""
 
@@ -199,9 +184,7 @@ class Pair:
         drafter.feature_pools[0] = features
         verifier = VerifierEngine(target, pool, features, taps)
         sink = ListSink()
-        return Coordinator(
-            InProcessRing(drafter, verifier), sink, limits, policy, cohorts=(1,)
-        ), sink
+        return Coordinator(LocalRing([drafter], verifier), sink, limits, policy, cohorts=(1,)), sink
 
 
 @pytest.fixture(scope="module", params=[("qwen3", 1, 3), ("llama", 7, 1)], ids=["qwen3", "llama"])

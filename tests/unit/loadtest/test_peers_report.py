@@ -8,11 +8,11 @@ import pytest
 from loadtest_fakes import FakeServer
 
 from loadtest.bench_rows import ApiClient
-from loadtest.closed_loop import Answer, Cell
+from loadtest.closed_loop import Answer, Cell, acceptance_length
 from loadtest.peers.metrics import DraftCounters, parse_counters, read_counters
 from loadtest.peers.report import PeerReport, PeerRow, evaluate, render_table, to_json
 from loadtest.peers.same_tokens import check_tokens
-from loadtest.peers.visits import CellResult, own_length
+from loadtest.peers.visits import CellResult
 from loadtest.processes import BenchError
 from loadtest.prompt_sets import Prompt
 
@@ -140,7 +140,7 @@ def test_texts_are_compared_with_our_plain_decoding() -> None:
 
 def test_a_loop_without_a_stream_has_no_time_to_first_token() -> None:
     cell = Cell("dflash/float32", 1, 0.0, 1.0, (answer(8, num_first=0),))
-    length = own_length(cell)
+    length = acceptance_length(cell.answers)
     row = row_of(evaluate([CellResult("dflash/float32", 0, cell, length, 0.0)], {}), cell.policy)
     assert row.ttft_p50_ms is None
     assert row.tpot_p50_ms == pytest.approx(100.0)
