@@ -21,7 +21,7 @@ from services.serve_engine import ServeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = "dflash-test"
-DEADLINE_S = 120
+DEADLINE_S = 300
 SMALL = {"num_cpus": 0.1, "num_threads": 1}
 """An executor section for applications of several groups."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from actor_processes import actor_processes
+from actor_processes import only_actor_process
 from pydantic import ValidationError
 from served_app import ServedApp, collect, until
 
@@ -111,7 +111,7 @@ def test_unknown_config_key_is_named() -> None:
 def test_killed_actor_ends_requests_clearly_and_is_replaced(
     served: ServedApp, class_name: str
 ) -> None:
-    (before,) = actor_processes(class_name)
+    before = only_actor_process(class_name)
 
     async def stream_until_lost() -> None:
         async with served.engine() as engine:
@@ -137,8 +137,7 @@ def test_killed_actor_ends_requests_clearly_and_is_replaced(
 
     assert len(asyncio.run(serve_again())) > 0
     psutil.wait_procs([before], timeout=30)
-    (now,) = actor_processes(class_name)  # one group only: the old one's actors are gone
-    assert now.pid != before.pid
+    assert only_actor_process(class_name).pid != before.pid
 
 
 def test_ray_is_local(served: ServedApp) -> None:
