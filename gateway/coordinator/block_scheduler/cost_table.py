@@ -1,0 +1,145 @@
+"""Milliseconds of a served step by rows and width, as a start-up sweep measured them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
+
+CONTEXT_UNIT = 1000.0
+"""Context is priced per so many committed tokens."""
+
+
+class CostSample(NamedTuple):
+    """One measured step: ``num_rows`` verify rows that all draft and verify the same width."""
+
+    num_rows: int
+    width: int
+    context: int
+    """Committed tokens of all rows."""
+    draft_ms: float
+    verify_ms: float
+    step_ms: float
+    """From the landing before to this one's: served time, not kernel time."""
+
+
+class Grid:
+    """Values at some numbers of rows and some widths, linear in between; immutable.
+
+    Args:
+        cells: values by ``(rows, width)``. A width need not be there for every number of rows.
+        is_monotone: more rows or wider rows never take less; noise says so now and then.
+    """
+
+    def __init__(self, cells: dict[tuple[int, int], float], is_monotone: bool) -> None:
+        self._rows = sorted({rows for rows, _ in cells})
+        self._widths = np.array(sorted({width for _, width in cells}), dtype=np.float64)
+        columns = []
+        for width in self._widths.tolist():
+            having = [rows for rows in self._rows if (rows, int(width)) in cells]
+            values = [cells[rows, int(width)] for rows in having]
+            columns.append(np.interp(self._rows, having, values))
+        self._values = np.stack(columns, axis=1)  # [rows, widths]
+        if is_monotone:
+            grown = np.maximum.accumulate(self._values, axis=0)
+            self._values = np.maximum.accumulate(grown, axis=1)
+        self._lines: dict[int, FloatArray] = {}
+
+    def line(self, num_rows: int) -> FloatArray:
+        """Values ``[widths]`` at a number of rows; beyond the last one they go on in proportion."""
+        if num_rows not in self._lines:
+            low = max(0, bisect_right(self._rows, num_rows) - 1)
+            high = min(low + 1, len(self._rows) - 1)
+            first, last = self._rows[low], self._rows[high]
+            share = (num_rows - first) / (last - first) if first < num_rows < last else 0.0
+            line = self._values[low] * (1 - share) + self._values[high] * share
+            self._lines[num_rows] = line * max(1.0, num_rows / self._rows[-1])
+        return self._lines[num_rows]
+
+    def at(self, num_rows: int, widths: FloatArray) -> FloatArray:
+        """Values at (fractional) widths; beyond the last one they go on as between the last two."""
+        line, known = self.line(num_rows), self._widths
+        values: FloatArray = np.interp(widths, known, line)
+        if len(known) > 1:
+            slope = (line[-1] - line[-2]) / (known[-1] - known[-2])
+            values = values + slope * np.maximum(0.0, widths - known[-1])
+        return values
+
+
+class CostTable:
+    """Prices of steps; immutable. A step's price is verification, and what its draft width costs besides.
+
+    Args:
+        samples: of a sweep; several of one cell give their median.
+        captured_sizes: packed positions that the engine runs, ascending; empty when it runs any. A step is
+            priced at the size that it is padded to.
+
+    Raises:
+        ValueError: no sample has width 1, so plain decoding has no price.
+    """
+
+    def __init__(self, samples: Iterable[CostSample], captured_sizes: Sequence[int] = ()) -> None:
+        samples = list(samples)
+        if not any(sample.width == 1 for sample in samples):
+            raise ValueError("a cost table needs samples of plain decoding")
+        self.captured_sizes = np.array(captured_sizes, dtype=np.int64)
+        self.ms_per_context = _context_slope(samples)
+        self._verify = Grid(_medians(samples, self._verify_ms), is_monotone=True)
+        self._rest = Grid(_medians(samples, lambda s: s.step_ms - s.verify_ms), is_monotone=False)
+
+    def step_ms(
+        self, draft_width: int, num_rows: int, positions: IntArray, context: int
+    ) -> FloatArray:
+        """Price steps that differ in how many positions they verify.
+
+        Args:
+            draft_width: of all rows; 1 when nobody drafts.
+            num_rows: verify rows, at least one.
+            positions: ``[n]`` verified positions of all rows together.
+            context: committed tokens of all rows.
+        """
+        widths = self.padded(positions) / num_rows
+        rest = self._rest.at(num_rows, np.array([float(draft_width)]))
+        price = self._verify.at(num_rows, widths) + rest
+        return price + self.ms_per_context * context / CONTEXT_UNIT
+
+    def padded(self, positions: IntArray) -> IntArray:
+        """The captured sizes that hold ``positions``; above the largest, the positions themselves."""
+        sizes = self.captured_sizes
+        if not len(sizes):
+            return positions
+        index = np.searchsorted(sizes, positions)
+        fitting = sizes[np.minimum(index, len(sizes) - 1)]
+        return np.where(index < len(sizes), fitting, positions)
+
+    def _verify_ms(self, sample: CostSample) -> float:
+        return sample.verify_ms - self.ms_per_context * sample.context / CONTEXT_UNIT
+
+
+def _medians(
+    samples: list[CostSample], value: Callable[[CostSample], float]
+) -> dict[tuple[int, int], float]:
+    values: dict[tuple[int, int], list[float]] = {}
+    for sample in samples:
+        values.setdefault((sample.num_rows, sample.width), []).append(value(sample))
+    return {cell: median(mine) for cell, mine in values.items()}
+
+
+def _context_slope(samples: list[CostSample]) -> float:
+    """Milliseconds of verification per 1,000 tokens of context: from cells measured at several contexts."""
+    cells: dict[tuple[int, int], list[CostSample]] = {}
+    for sample in samples:
+        cells.setdefault((sample.num_rows, sample.width), []).append(sample)
+    slopes = []
+    for mine in cells.values():
+        least, most = min(s.context for s in mine), max(s.context for s in mine)
+        if most > least:
+            low = median(s.verify_ms for s in mine if s.context == least)
+            high = median(s.verify_ms for s in mine if s.context == most)
+            slopes.append((high - low) / (most - least) * CONTEXT_UNIT)
+    return max(0.0, median(slopes)) if slopes else 0.0

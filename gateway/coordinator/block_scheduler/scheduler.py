@@ -1,0 +1,282 @@
+"""The block scheduler: draft width and verify widths of every step.
+
+Each step it weighs, for every draft width, the tokens that the best verify widths are expected to commit
+(``survival``) against the time that the step will take (``cost``). Width 1 competes like any other, so
+speculation switches itself off where it would lose; probes find the way back. It sees histories and loads,
+never a draft token, so it may serve sampling by rejection as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway.coordinator.block_scheduler.allocation import (
+    Allocation,
+    allocate,
+    candidate_sizes,
+    floors_for,
+)
+from gateway.coordinator.block_scheduler.cost import StepCostModel
+from gateway.coordinator.block_scheduler.guards import (
+    DriftAlarm,
+    GuardSettings,
+    ProbeClock,
+    WidthGuard,
+)
+from gateway.coordinator.block_scheduler.records import (
+    Decision,
+    FloatArray,
+    IntArray,
+    RowState,
+    StepLoad,
+    StepOutcome,
+)
+from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
+from gateway.coordinator.block_scheduler.table_policy import WidthTable
+
+TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "safe"
+STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
+
+LOGGED_DECISIONS = 512 FEW_ROWS = 4 """Up to so many rows a choice is kept for ``KEPT_STEPS``: optimizing
+costs as much for one row as for many.""" KEPT_STEPS = 4 SAFE_STEPS = 512 """How long the table rules after
+an alarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What operators may change."""
+
+    draft_widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Blocks the drafter may be asked for; 1 is always among them."""
+    target_tpot_ms: float | None = None
+    """Time per output token that every row should meet if any width makes it."""
+    guards: GuardSettings = field(default_factory=GuardSettings)
+
+
+class _Kept(NamedTuple):
+    """A choice that stands for a few steps of the same rows."""
+
+    seq_ids: tuple[int, ...]
+    load: StepLoad
+    option: Allocation
+    reason: str
+    since: int
+
+
+class BlockScheduler:
+    """Chooses widths and learns from what they gave.
+
+    Owner: the coordinator's driver thread; other threads may copy ``log`` and read numbers.
+
+    Args:
+        survival: knows how drafts fare.
+        cost: knows what steps take; None until something has been measured: the table decides then.
+        table: for that time, for alarms, and for the policy ``table``.
+        settings: what operators may change.
+    """
+
+    def __init__(
+        self,
+        survival: SurvivalEstimator,
+        cost: StepCostModel | None,
+        table: WidthTable,
+        settings: SchedulerSettings | None = None,
+    ) -> None:
+        self.settings = settings or SchedulerSettings()
+        self.survival = survival
+        self.cost = cost
+        self.log: deque[Decision] = deque(maxlen=LOGGED_DECISIONS)
+        self._table = table
+        most = survival.num_positions + 1
+        self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
+        self._guard = WidthGuard(self.settings.guards)
+        self._probes = ProbeClock(self.settings.guards)
+        self._next_probe = 0
+        self._kept: _Kept | None = None
+        self._num_decisions = 0
+        self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
+        self._safe_until = 0
+
+    @property
+    def num_switches(self) -> int:
+        """Changes of the draft width so far, probes not counted."""
+        return self._guard.num_switches
+
+    @property
+    def token_ratio(self) -> float:
+        """Committed tokens observed / predicted over the last window."""
+        return self._token_alarm.ratio
+
+    @property
+    def time_ratio(self) -> float:
+        """Step time observed / predicted over the last window."""
+        return self._time_alarm.ratio
+
+    def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        """Choose the widths of one step; at least one row. Mutates."""
+        self._num_decisions += 1
+        if self.cost is None:
+            decision = self._by_table(rows, load, TABLE, "no cost has been measured yet")
+        elif self._num_decisions < self._safe_until:
+            decision = self._by_table(rows, load, SAFE, "predictions failed; the table decides")
+        else:
+            decision = self._by_value(rows, load)
+        self.log.append(decision)
+        return decision
+
+    def decide_by_table(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        """The policy ``table``: widths by the number of rows alone. Mutates."""
+        self._num_decisions += 1
+        decision = self._by_table(rows, load, TABLE, "policy table")
+        self.log.append(decision)
+        return decision
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a landed step. Mutates."""
+        self.survival.observe(outcome.rows)
+        if self.cost is None:
+            return
+        decision = outcome.decision
+        if decision.state != PROBE:
+            ratio = self.cost.observe(outcome)
+            if ratio is not None and self._time_alarm.add(1.0, min(ratio, 4.0)):
+                self._sound_alarm()
+        if decision.state == SPECULATE:
+            observed = sum(1 + row.num_accepted for row in outcome.rows)
+            expected = sum(1 for _ in outcome.rows) * decision.predicted_tokens
+            expected /= max(1, len(decision.widths))
+            if self._token_alarm.add(expected, observed):
+                self._sound_alarm()
+
+    def forget(self, seq_id: int) -> None:
+        """A request has ended. Mutates."""
+        self.survival.forget(seq_id)
+
+    def _sound_alarm(self) -> None:
+        self._safe_until = self._num_decisions + SAFE_STEPS
+
+    def _by_table(self, rows: Sequence[RowState], load: StepLoad, state: str, why: str) -> Decision:
+        width = self._table.width(len(rows) + load.num_fixed_rows)
+        widths = _fitted(np.array([min(width, r.max_width) for r in rows]), load.max_positions)
+        reason = f"{len(rows)} rows: width {width}; {why}"
+        draft_width = int(widths.max())
+        return Decision(
+            self._num_decisions, draft_width, widths.tolist(), float(len(rows)), 0.0, state, reason
+        )
+
+    def _by_value(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        num_rows = len(rows) + load.num_fixed_rows
+        if self._probes.is_due((self._guard.draft_width, num_rows.bit_length())):
+            probe = self._probe(rows, load)
+            if probe is not None:
+                return probe
+        option, why = self._kept_option(rows, load)
+        state = SPECULATE if option.draft_width > 1 else PLAIN
+        reason = (
+            f"{len(rows)} rows: draft width {option.draft_width}, {int(option.widths.sum())} positions for "
+            f"{option.tokens:.2f} tokens in {option.step_ms:.2f} ms; {why}"
+        )
+        return self._decision(option, option.widths, state, reason)
+
+    def _decision(self, option: Allocation, widths: IntArray, state: str, reason: str) -> Decision:
+        return Decision(
+            self._num_decisions,
+            option.draft_width if int(widths.max()) > 1 else 1,
+            widths.tolist(),
+            option.tokens,
+            option.step_ms,
+            state,
+            reason,
+        )
+
+    def _kept_option(self, rows: Sequence[RowState], load: StepLoad) -> tuple[Allocation, str]:
+        """The choice for these rows: a recent one while few rows stay the same, else a new one."""
+        seq_ids = tuple(row.seq_id for row in rows)
+        kept, now = self._kept, self._num_decisions
+        if (
+            kept is not None
+            and kept.seq_ids == seq_ids
+            and kept.load == load
+            and now - kept.since < KEPT_STEPS
+            and all(
+                w <= r.max_width for w, r in zip(kept.option.widths.tolist(), rows, strict=True)
+            )
+        ):
+            return kept.option, kept.reason
+        options = {width: self._option(width, rows, load) for width in self._draft_widths}
+        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows)
+        few = len(rows) <= FEW_ROWS
+        self._kept = _Kept(seq_ids, load, option, why, now) if few else None
+        return option, why
+
+    def _option(self, draft_width: int, rows: Sequence[RowState], load: StepLoad) -> Allocation:
+        assert self.cost is not None
+        cost = self.cost
+        num_rows = len(rows)
+        context = load.fixed_context + sum(row.context for row in rows)
+        max_widths = np.array([row.max_width for row in rows])
+        survival = (
+            self.survival.survival(rows, draft_width)
+            if draft_width > 1
+            else np.empty((num_rows, 0))
+        )
+
+        def price(positions: IntArray) -> FloatArray:
+            return cost.step_ms(
+                max(draft_width, load.fixed_draft_width),
+                num_rows + load.num_fixed_rows,
+                positions + load.num_fixed_positions,
+                context,
+                load.num_prefill_positions,
+                load.num_cohorts,
+            )
+
+        most = min(num_rows * draft_width, max(num_rows, load.max_positions))
+        sizes = candidate_sizes(num_rows, most, cost.table.captured_sizes, load.num_fixed_positions)
+        option = allocate(draft_width, survival, max_widths, sizes, price)
+        target = self.settings.target_tpot_ms
+        if target is not None and draft_width > 1:
+            for _ in range(2):
+                floors = floors_for(survival, option.step_ms, target)
+                option = allocate(draft_width, survival, max_widths, sizes, price, floors)
+        return option
+
+    def _probe(self, rows: Sequence[RowState], load: StepLoad) -> Decision | None:
+        """One step with another draft width: some rows out of plain decoding, or all of a wider or narrower
+        block.""" current = self._guard.draft_width others = [w for w in self._draft_widths if w not in (1,
+        current)] if current <= 1:
+            # The narrowest block that says something: what it costs is lost when it fails.
+            width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
+        elif others:
+            self._next_probe += 1
+            width = others[self._next_probe % len(others)]
+        else:
+            return None
+        option = self._option(width, rows, load)
+        widths = option.widths
+        if current <= 1:
+            most = max(1, len(rows) // self.settings.guards.rows_per_probe)
+            first = self._num_decisions % len(rows)
+            is_probed = (np.arange(len(rows)) - first) % len(rows) < most
+            limits = np.array([min(width, row.max_width) for row in rows])
+            widths = np.where(is_probed, limits, 1)
+        widths = _fitted(widths, load.max_positions)
+        if int(widths.max()) == 1:
+            return None
+        reason = f"{len(rows)} rows: draft width {width} instead of {current} for one step, to learn"
+        return self._decision(option, widths, PROBE, reason)
+
+
+def _fitted(widths: IntArray, most: int) -> IntArray:
+    """Narrow the widest rows to a common width until all fit into ``most`` positions; at least one each
+    stays.""" if int(widths.sum()) <= most:
+        return widths
+    # The highest common limit that fits.
+    limits = range(int(widths.max()), 0, -1)
+    limit = next((n for n in limits if int(np.minimum(widths, n).sum()) <= most), 1)
+    return np.minimum(widths, limit)
