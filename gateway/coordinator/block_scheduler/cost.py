@@ -66,10 +66,22 @@ class StepCostModel:
         num_prefill_positions: int = 0,
         num_cohorts: int = 1,
     ) -> FloatArray:
-        """Predict steps that differ in their verified positions ``[n]``, in milliseconds (see
-        ``CostTable``).""" table_ms = self.table.step_ms(draft_width, num_rows, positions, context) factor =
-        self._factor((num_rows.bit_length(), draft_width, num_cohorts)) return table_ms * factor +
-        self._prefill_ms(num_prefill_positions)
+        """Predict steps that differ in how many positions they verify (see ``CostTable``).
+
+        Args:
+            draft_width: of all rows; 1 when nobody drafts.
+            num_rows: verify rows.
+            positions: ``[n]`` verified positions.
+            context: committed tokens of all rows.
+            num_prefill_positions: of the same step.
+            num_cohorts: steps in flight.
+
+        Returns:
+            ``[n]`` milliseconds from the landing before to this step's.
+        """
+        table_ms = self.table.step_ms(draft_width, num_rows, positions, context)
+        factor = self._factor((num_rows.bit_length(), draft_width, num_cohorts))
+        return table_ms * factor + self._prefill_ms(num_prefill_positions)
 
     def observe(self, outcome: StepOutcome) -> float | None:
         """Learn from one step with a time. Mutates.

@@ -42,9 +42,12 @@ from gateway.coordinator.block_scheduler.table_policy import WidthTable
 TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "safe"
 STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
 
-LOGGED_DECISIONS = 512 FEW_ROWS = 4 """Up to so many rows a choice is kept for ``KEPT_STEPS``: optimizing
-costs as much for one row as for many.""" KEPT_STEPS = 4 SAFE_STEPS = 512 """How long the table rules after
-an alarm."""
+LOGGED_DECISIONS = 512
+FEW_ROWS = 4
+"""Up to so many rows a choice is kept for a while: optimizing costs as much for one row as for many."""
+KEPT_STEPS = 4
+SAFE_STEPS = 512
+"""How long the table rules after an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +250,10 @@ class BlockScheduler:
         return option
 
     def _probe(self, rows: Sequence[RowState], load: StepLoad) -> Decision | None:
-        """One step with another draft width: some rows out of plain decoding, or all of a wider or narrower
-        block.""" current = self._guard.draft_width others = [w for w in self._draft_widths if w not in (1,
-        current)] if current <= 1:
+        """One step with another draft width: some rows out of plain decoding, or another block for all."""
+        current = self._guard.draft_width
+        others = [w for w in self._draft_widths if w not in (1, current)]
+        if current <= 1:
             # The narrowest block that says something: what it costs is lost when it fails.
             width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
         elif others:
@@ -268,13 +272,15 @@ class BlockScheduler:
         widths = _fitted(widths, load.max_positions)
         if int(widths.max()) == 1:
             return None
-        reason = f"{len(rows)} rows: draft width {width} instead of {current} for one step, to learn"
+        reason = (
+            f"{len(rows)} rows: draft width {width} instead of {current} for one step, to learn"
+        )
         return self._decision(option, widths, PROBE, reason)
 
 
 def _fitted(widths: IntArray, most: int) -> IntArray:
-    """Narrow the widest rows to a common width until all fit into ``most`` positions; at least one each
-    stays.""" if int(widths.sum()) <= most:
+    """Narrow the widest rows to a common width until all fit; at least one position each stays."""
+    if int(widths.sum()) <= most:
         return widths
     # The highest common limit that fits.
     limits = range(int(widths.max()), 0, -1)

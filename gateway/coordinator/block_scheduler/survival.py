@@ -148,34 +148,51 @@ class SurvivalEstimator:
     def _class_logits(self, traffic: str, draft_width: int) -> FloatArray:
         key = (traffic, draft_width)
         if key not in self._logits:
-            settings = self._settings
-            memory = self._memory.hazards(settings.prior_hazard, settings.prior_trials)
-            hazards = self._recent.hazards(memory, settings.shrink_trials)
-            if traffic in self._classes:
-                hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
-            score = self._widths.get(draft_width)
-            shift = score.shift(settings.width_prior) if score else 0.0
-            self._logits[key] = _logit(hazards[: draft_width - 1]) + shift
+            logits = _logit(self._class_hazards(traffic)[: draft_width - 1])
+            self._logits[key] = logits + self._width_shift(draft_width)
         return self._logits[key]
+
+    def _class_hazards(self, traffic: str) -> FloatArray:
+        """A class's hazards at a draft width of no particular effect."""
+        settings = self._settings
+        memory = self._memory.hazards(settings.prior_hazard, settings.prior_trials)
+        hazards = self._recent.hazards(memory, settings.shrink_trials)
+        if traffic in self._classes:
+            hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
+        return hazards
+
+    def _width_shift(self, draft_width: int) -> float:
+        score = self._widths.get(draft_width)
+        return score.shift(self._settings.width_prior) if score else 0.0
 
     def _count(self, outcomes: Sequence[RowOutcome]) -> None:
         settings = self._settings
-        trials, accepted = self._totals(outcomes)
+        by_cell: dict[tuple[str, int], list[RowOutcome]] = {}
+        for outcome in outcomes:
+            by_cell.setdefault((outcome.traffic, outcome.draft_width), []).append(outcome)
+        by_class: dict[str, FloatArray] = {}
+        for (traffic, width), mine in by_cell.items():
+            counts = self._counts_at_no_width(traffic, width, mine)
+            by_class[traffic] = by_class[traffic] + counts if traffic in by_class else counts
+        for traffic, counts in by_class.items():
+            of_class = self._classes.setdefault(traffic, HazardCounts(self.num_positions))
+            of_class.add(counts[0], counts[1], settings.recent_decay)
+        trials, accepted = sum(by_class.values(), np.zeros((2, self.num_positions)))
         self._memory.add(trials, accepted, settings.memory_decay)
         self._recent.add(trials, accepted, settings.recent_decay)
-        by_class: dict[str, list[RowOutcome]] = {}
-        for outcome in outcomes:
-            by_class.setdefault(outcome.traffic, []).append(outcome)
-        for traffic, mine in by_class.items():
-            counts = self._classes.setdefault(traffic, HazardCounts(self.num_positions))
-            counts.add(*self._totals(mine), settings.recent_decay)
 
-    def _totals(self, outcomes: Sequence[RowOutcome]) -> tuple[FloatArray, FloatArray]:
-        """Trials and successes per position over several rows."""
-        return (
-            self._reached([o.num_trials for o in outcomes]),
-            self._reached([o.num_accepted for o in outcomes]),
-        )
+    def _counts_at_no_width(
+        self, traffic: str, width: int, outcomes: list[RowOutcome]
+    ) -> FloatArray:
+        """Trials and successes ``[2, positions]``, the draft width's expected effect taken out."""
+        trials = self._reached([o.num_trials for o in outcomes])
+        accepted = self._reached([o.num_accepted for o in outcomes])
+        shift = self._width_shift(width)
+        if shift:
+            hazards = self._class_hazards(traffic)
+            effect = _sigmoid(_logit(hazards) + shift) - hazards
+            accepted = np.clip(accepted - trials * effect, 0.0, trials)
+        return np.stack([trials, accepted])
 
     def _reached(self, lengths: list[int]) -> FloatArray:
         """How many of ``lengths`` reach each position."""
