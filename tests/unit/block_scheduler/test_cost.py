@@ -1,0 +1,135 @@
+"""Prices: a table, what lies between its entries, and what served steps teach."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.coordinator.block_scheduler.cost import StepCostModel
+from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
+from gateway.coordinator.block_scheduler.records import Decision, StepOutcome
+
+NO_DECISION = Decision(0, 1, [], 0.0, 0.0, "plain", "")
+
+
+def true_ms(rows: int, width: int, context: int = 0) -> tuple[float, float, float]:
+    draft = 0.0 if width == 1 else 1.0 + 0.05 * rows + 0.01 * rows * width
+    verify = 2.0 + 0.1 * rows + 0.08 * rows * width + context / 1000
+    return draft, verify, draft + verify + 0.5
+
+
+def sweep(contexts: tuple[int, ...] = (0,)) -> list[CostSample]:
+    return [
+        CostSample(rows, width, context, *true_ms(rows, width, context))
+        for rows in (1, 4, 16, 64)
+        for width in (1, 4, 8, 16)
+        for context in contexts
+    ]
+
+
+def landed(
+    rows: int, width: int, step_ms: float | None, prefill: int = 0, cohorts: int = 1
+) -> StepOutcome:
+    return StepOutcome(
+        NO_DECISION, [], rows, rows * width + prefill, prefill, 0, cohorts, width, 0.0, 0.0, step_ms
+    )
+
+
+def price(model: StepCostModel | CostTable, rows: int, width: int, positions: int) -> float:
+    return float(model.step_ms(width, rows, np.array([positions]), 0)[0])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10, 64])
+@pytest.mark.parametrize("width", [1, 4, 8, 16])
+def test_between_measured_rows_prices_are_linear(rows: int, width: int) -> None:
+    assert price(CostTable(sweep()), rows, width, rows * width) == pytest.approx(
+        true_ms(rows, width)[2], rel=0.01
+    )
+
+
+def test_a_trimmed_step_saves_verification_and_not_drafting() -> None:
+    draft, _, _ = true_ms(16, 16)
+    _, verify, _ = true_ms(16, 4)
+    assert price(CostTable(sweep()), 16, 16, 16 * 4) == pytest.approx(
+        draft + verify + 0.5, rel=0.01
+    )
+
+
+def test_context_is_priced_where_it_was_measured() -> None:
+    table = CostTable(sweep(contexts=(0, 20_000)))
+    assert table.ms_per_context == pytest.approx(1.0)
+    near, far = (float(table.step_ms(4, 4, np.array([16]), c)[0]) for c in (0, 10_000))
+    assert far - near == pytest.approx(10.0)
+    assert CostTable(sweep()).ms_per_context == 0.0
+
+
+def test_steps_are_priced_at_the_captured_size_they_are_padded_to() -> None:
+    table = CostTable(sweep(), captured_sizes=[16, 32, 64])
+    assert price(table, 16, 4, 33) == price(table, 16, 4, 64)
+    assert price(table, 16, 4, 32) < price(table, 16, 4, 33)
+    assert price(table, 16, 8, 70) > price(table, 16, 8, 65)  # beyond the largest: as it is
+
+
+def test_noise_never_makes_more_work_cheaper() -> None:
+    noisy = [s._replace(verify_ms=9.0) if s.width == 4 else s for s in sweep()]
+    table = CostTable(noisy)
+    prices = [price(table, 4, 16, positions) for positions in range(4, 65)]
+    assert prices == sorted(prices)
+
+
+def test_more_rows_than_measured_cost_in_proportion() -> None:
+    assert price(CostTable(sweep()), 128, 4, 512) > 1.5 * price(CostTable(sweep()), 64, 4, 256)
+
+
+def test_plain_decoding_must_have_a_price() -> None:
+    with pytest.raises(ValueError, match="plain"):
+        CostTable([s for s in sweep() if s.width > 1])
+
+
+def test_observed_steps_correct_their_cell_and_hint_at_the_others() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    before = price(model, 16, 4, 64)
+    other = price(model, 1, 1, 1)
+    for _ in range(60):
+        model.observe(landed(16, 4, 1.5 * before))
+    assert price(model, 16, 4, 64) == pytest.approx(1.5 * before, rel=0.03)
+    assert price(model, 1, 1, 1) == pytest.approx(1.5 * other, rel=0.03)
+    for _ in range(60):
+        model.observe(landed(1, 1, other))
+    assert price(model, 1, 1, 1) == pytest.approx(other, rel=0.1)
+    assert price(model, 16, 4, 64) == pytest.approx(1.5 * before, rel=0.1)
+
+
+def test_one_outlier_moves_little() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    before = price(model, 16, 4, 64)
+    for _ in range(40):
+        model.observe(landed(16, 4, before))
+    model.observe(landed(16, 4, 100 * before))
+    assert price(model, 16, 4, 64) < 1.05 * before
+
+
+def test_prefill_is_priced_apart_and_does_not_touch_decoding() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    before = price(model, 4, 1, 4)
+    for _ in range(40):
+        assert model.observe(landed(4, 1, before + 20.0, prefill=200)) is None
+    assert price(model, 4, 1, 4) == before
+    with_prefill = float(model.step_ms(1, 4, np.array([4]), 0, 200)[0])
+    assert with_prefill == pytest.approx(before + 20.0, rel=0.05)
+
+
+def test_steps_after_a_pause_teach_nothing() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    assert model.observe(landed(4, 1, None)) is None
+
+
+def test_cohorts_have_prices_of_their_own() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    before = price(model, 16, 4, 64)
+    for _ in range(60):
+        model.observe(landed(16, 4, before))
+        model.observe(landed(16, 4, 0.6 * before, cohorts=2))
+    two = float(model.step_ms(4, 16, np.array([64]), 0, 0, 2)[0])
+    assert two == pytest.approx(0.6 * before, rel=0.1)
+    assert price(model, 16, 4, 64) == pytest.approx(before, rel=0.1)

@@ -1,0 +1,98 @@
+"""Changes come when regret has added up, at once when load grows, and probes become rare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.coordinator.block_scheduler.allocation import Allocation
+from gateway.coordinator.block_scheduler.guards import (
+    DriftAlarm,
+    GuardSettings,
+    ProbeClock,
+    WidthGuard,
+)
+
+
+def options(**values: float) -> dict[int, Allocation]:
+    """Allocations by draft width: ``w4=1.2`` commits 1.2 tokens in a millisecond."""
+    return {
+        (width := int(name[1:])): Allocation(width, np.array([width]), value, 1.0)
+        for name, value in values.items()
+    }
+
+
+def steps_until_switch(guard: WidthGuard, rows: int = 1, **values: float) -> int:
+    """Steps until the guard changes; at most 1000."""
+    before = guard.num_switches
+    for step in range(1, 1001):
+        guard.choose(options(**values), rows)
+        if guard.num_switches > before:
+            return step
+    return 1001
+
+
+def guarding(draft_width: int, rows: int = 1) -> WidthGuard:
+    guard = WidthGuard(GuardSettings(plain_margin=0.0))
+    guard.choose(options(**{f"w{draft_width}": 1.0}), rows)
+    assert guard.draft_width == draft_width
+    return guard
+
+
+def test_the_first_choice_is_the_best_and_no_switch() -> None:
+    guard = WidthGuard(GuardSettings())
+    chosen, _ = guard.choose(options(w1=1.0, w8=1.5, w16=1.2), 1)
+    assert (chosen.draft_width, guard.num_switches) == (8, 0)
+
+
+@pytest.mark.parametrize(("gain", "least", "most"), [(1.0, 8, 8), (0.04, 8, 9), (0.01, 25, 40)])
+def test_the_larger_the_gain_the_sooner_the_change(gain: float, least: int, most: int) -> None:
+    assert least <= steps_until_switch(guarding(4), w4=1.0, w8=1.0 + gain) <= most
+
+
+def test_half_a_percent_is_never_worth_it() -> None:
+    assert steps_until_switch(guarding(4), w4=1.0, w8=1.004) == 1001
+
+
+def test_a_tie_that_flickers_changes_nothing() -> None:
+    guard = guarding(4)
+    for _ in range(100):
+        guard.choose(options(w4=1.0, w8=1.01), 1)
+        guard.choose(options(w4=1.01, w8=1.0), 1)
+    assert guard.num_switches <= 1
+
+
+def test_nothing_changes_inside_the_dwell_time() -> None:
+    guard = guarding(4)
+    for _ in range(7):
+        chosen, _ = guard.choose(options(w4=1.0, w8=3.0), 1)
+        assert chosen.draft_width == 4
+
+
+def test_a_grown_load_is_narrowed_at_once_and_widened_with_patience() -> None:
+    guard = guarding(16, rows=4)
+    chosen, why = guard.choose(options(w4=1.5, w16=1.0), 40)
+    assert chosen.draft_width == 4
+    assert "load grew" in why
+    chosen, _ = guard.choose(options(w4=1.0, w16=1.5), 4)
+    assert chosen.draft_width == 4
+
+
+def test_speculation_must_beat_plain_decoding_by_a_margin() -> None:
+    guard = WidthGuard(GuardSettings(plain_margin=0.01))
+    chosen, _ = guard.choose(options(w1=1.0, w4=1.005), 1)
+    assert chosen.draft_width == 1
+
+
+def test_probes_become_rare_and_frequent_again_after_a_change() -> None:
+    clock = ProbeClock(GuardSettings(first_probe=4, last_probe=16))
+    due = [i for i in range(1, 70) if clock.is_due("a")]
+    assert due == [4, 12, 28, 44, 60]
+    assert [i for i in range(1, 9) if clock.is_due("b")] == [4]
+
+
+def test_the_alarm_compares_whole_windows() -> None:
+    alarm = DriftAlarm(window=4, tolerance=0.2)
+    assert [alarm.add(1.0, 1.1) for _ in range(4)] == [False] * 4
+    assert alarm.ratio == pytest.approx(1.1)
+    assert [alarm.add(1.0, 0.7) for _ in range(4)] == [False, False, False, True]

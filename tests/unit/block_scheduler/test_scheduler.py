@@ -1,0 +1,215 @@
+"""The scheduler as a whole: bounds that hold whatever happens, and its states."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.coordinator.block_scheduler.cost import StepCostModel
+from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
+from gateway.coordinator.block_scheduler.records import (
+    Decision,
+    RowOutcome,
+    RowState,
+    StepLoad,
+    StepOutcome,
+)
+from gateway.coordinator.block_scheduler.scheduler import (
+    PLAIN,
+    PROBE,
+    SAFE,
+    SPECULATE,
+    TABLE,
+    BlockScheduler,
+    SchedulerSettings,
+)
+from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
+from gateway.coordinator.block_scheduler.table_policy import WidthTable
+
+
+def cost_model(per_position: float, captured_sizes: tuple[int, ...] = ()) -> StepCostModel:
+    samples = []
+    for rows, width in product((1, 8, 64), (1, 4, 8, 16)):
+        verify_ms = 4 + per_position * rows * width
+        draft_ms = 0.5 * (width > 1)
+        samples.append(CostSample(rows, width, 0, draft_ms, verify_ms, verify_ms + draft_ms + 0.5))
+    return StepCostModel(CostTable(samples, captured_sizes))
+
+
+def scheduler(
+    per_position: float = 0.05,
+    captured_sizes: tuple[int, ...] = (),
+    settings: SchedulerSettings | None = None,
+) -> BlockScheduler:
+    cost = cost_model(per_position, captured_sizes)
+    return BlockScheduler(SurvivalEstimator(16), cost, WidthTable(), settings)
+
+
+def rows(count: int, max_width: int = 16, first: int = 0) -> list[RowState]:
+    return [RowState(first + i, "", max_width, 100) for i in range(count)]
+
+
+def land(
+    of: BlockScheduler,
+    decision: Decision,
+    asked: list[RowState],
+    accepts: float,
+    slower: float = 1.0,
+) -> None:
+    """Every row accepts the share ``accepts`` of what it drafted, and then one is rejected."""
+    outcomes = []
+    for row, width in zip(asked, decision.widths, strict=True):
+        accepted = int(accepts * (width - 1))
+        trials = min(width - 1, accepted + 1)
+        outcomes.append(RowOutcome(row.seq_id, row.traffic, decision.draft_width, trials, accepted))
+    positions = sum(decision.widths)
+    of.observe(
+        StepOutcome(
+            decision,
+            outcomes,
+            len(asked),
+            positions,
+            0,
+            100 * len(asked),
+            1,
+            decision.draft_width,
+            0.5,
+            5.0,
+            slower * (decision.predicted_ms or 5.0),
+        )
+    )
+
+
+def run(
+    of: BlockScheduler, num_steps: int, count: int, accepts: float, slower: float = 1.0
+) -> list[Decision]:
+    decisions = []
+    for _ in range(num_steps):
+        asked = rows(count)
+        decisions.append(of.decide(asked, StepLoad()))
+        land(of, decisions[-1], asked, accepts, slower)
+    return decisions
+
+
+def test_good_drafts_are_verified_wide_and_bad_ones_not_at_all() -> None:
+    good = run(scheduler(), 100, 2, accepts=1.0)
+    assert {d.state for d in good[50:]} <= {SPECULATE, PROBE}
+    assert good[-1].draft_width == 16
+    bad = run(scheduler(per_position=0.5), 200, 16, accepts=0.0)
+    assert bad[-1].state == PLAIN
+    assert sum(d.state == PROBE for d in bad) >= 2
+
+
+def test_probes_find_the_way_back() -> None:
+    of = scheduler(per_position=0.2)
+    assert run(of, 150, 8, accepts=0.0)[-1].state == PLAIN
+    assert run(of, 600, 8, accepts=1.0)[-1].state == SPECULATE
+
+
+def test_without_prices_the_table_decides() -> None:
+    of = BlockScheduler(SurvivalEstimator(16), None, WidthTable())
+    decision = of.decide(rows(3), StepLoad())
+    assert (decision.state, decision.widths) == (TABLE, [16] * 3)
+    assert of.decide(rows(60), StepLoad()).widths == [1] * 60
+
+
+def test_prices_that_turn_out_wrong_for_long_give_the_table_the_say() -> None:
+    of = scheduler()
+    states = set()
+    for step in range(1200):
+        # A machine whose speed swings faster than corrections can follow.
+        slower = 4.0 if step // 8 % 2 else 0.25
+        (decision,) = run(of, 1, 2, accepts=1.0, slower=slower)
+        states.add(decision.state)
+    assert SAFE in states
+
+
+def test_the_log_says_why() -> None:
+    of = scheduler()
+    run(of, 20, 2, accepts=1.0)
+    assert "2 rows: draft width" in of.log[-1].reason
+    assert [d.decision_id for d in of.log] == sorted(d.decision_id for d in of.log)
+
+
+def test_a_row_that_may_not_draft_gets_one_position() -> None:
+    of = scheduler()
+    run(of, 50, 2, accepts=1.0)
+    decision = of.decide([*rows(1), RowState(9, "", 1, 50)], StepLoad())
+    assert decision.widths[0] > 1
+    assert decision.widths[1] == 1
+
+
+def test_a_target_for_time_per_token_narrows_what_would_pay() -> None:
+    """Throughput wants wide steps of many rows; each row's own time per token wants a short step."""
+    free = run(scheduler(0.05), 80, 32, accepts=0.4)[-1]
+    bound = scheduler(0.05, settings=SchedulerSettings(target_tpot_ms=5.0))
+    held = run(bound, 80, 32, accepts=0.4)[-1]
+    assert held.predicted_ms / (held.predicted_tokens / 32) <= free.predicted_ms / (
+        free.predicted_tokens / 32
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_happens_bounds_hold(data: st.DataObject) -> None:
+    captured = data.draw(st.sampled_from([(), (1, 2, 4, 8, 16, 32, 64, 128)]))
+    of = scheduler(data.draw(st.floats(0.001, 2.0)), captured)
+    next_id = last = 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        count = data.draw(st.integers(1, 12))
+        asked = [
+            RowState(
+                next_id + i, data.draw(st.sampled_from("ab")), data.draw(st.integers(1, 16)), 50
+            )
+            for i in range(count)
+        ]
+        next_id += data.draw(st.integers(0, 3))
+        most = data.draw(st.integers(count, 200))
+        decision = of.decide(asked, StepLoad(max_positions=most))
+        assert decision.decision_id > last
+        last = decision.decision_id
+        assert len(decision.widths) == count
+        assert all(
+            1 <= w <= min(r.max_width, decision.draft_width)
+            for w, r in zip(decision.widths, asked, strict=True)
+        )
+        assert sum(decision.widths) <= most
+        assert np.isfinite(decision.predicted_ms) and decision.predicted_tokens >= count
+        land(of, decision, asked, data.draw(st.floats(0, 1)), data.draw(st.floats(0.3, 3)))
+
+
+@pytest.mark.parametrize("count", [5, 32])
+def test_widths_of_a_step_differ_with_what_is_known_of_its_rows(count: int) -> None:
+    of = scheduler(per_position=0.3)
+    asked = rows(count)
+    for _ in range(60):
+        decision = of.decide(asked, StepLoad())
+        outcomes = []
+        for row, width in zip(asked, decision.widths, strict=True):
+            accepted = width - 1 if row.seq_id == 0 else 0
+            outcomes.append(
+                RowOutcome(
+                    row.seq_id, "", decision.draft_width, min(width - 1, accepted + 1), accepted
+                )
+            )
+        of.observe(
+            StepOutcome(
+                decision,
+                outcomes,
+                count,
+                sum(decision.widths),
+                0,
+                0,
+                1,
+                decision.draft_width,
+                0,
+                0,
+                None,
+            )
+        )
+    decision = of.decide(asked, StepLoad())
+    assert decision.widths[0] >= max(decision.widths[1:])
