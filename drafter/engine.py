@@ -148,7 +148,11 @@ class DrafterEngine:
         self.pool.write(torch.cat(slots), context)
 
     def _draft(self, rows: list[Row]) -> list[list[int]]:
-        """One bidirectional pass over ``[anchor, MASK x (width - 1)]`` of every row."""
+        """One bidirectional pass over ``[anchor, MASK x (drafted width - 1)]`` of every row.
+
+        Returns:
+            the first ``width - 1`` draft tokens of each row: the rest would not be verified.
+        """
         device = self.pool.device
         token_ids: list[int] = []
         positions: list[int] = []
@@ -157,9 +161,11 @@ class DrafterEngine:
         runs: list[SamplingRun] = []
         for row in rows:
             offset, start = len(token_ids), row.start_position
-            token_ids += row.token_ids + [self.model.mask_token_id] * (row.width - 1)
-            positions += range(start, start + row.width)
-            attention_rows.append(AttentionRow(offset, row.width, row.page_ids, start, Visible.ALL))
+            drafted = row.drafted_width
+            token_ids += row.token_ids + [self.model.mask_token_id] * (drafted - 1)
+            positions += range(start, start + drafted)
+            attention_rows.append(AttentionRow(offset, drafted, row.page_ids, start, Visible.ALL))
+            # Every token of the block has seen all of it, but only those to verify get a head.
             runs.append(
                 SamplingRun(len(wanted), len(wanted) + row.width - 1, start + 1, row.sampling)
             )

@@ -25,8 +25,12 @@ from dflash_wire.records import (
     StepResult,
     TokenChunk,
 )
+from gateway.coordinator.block_scheduler.build import build_scheduler
+from gateway.coordinator.block_scheduler.records import RowOutcome
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.cohorts import CohortChooser
 from gateway.coordinator.commit import RowCommit, check_result, commit_row, cycle_stats
+from gateway.coordinator.feedback import StepClock, learn, row_outcome, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.outbox import Outbox, engine_error
 from gateway.coordinator.planner import Planner
@@ -60,8 +64,8 @@ class Coordinator:
         clock: monotonic seconds.
         max_waiting: most sequences that may wait for admission.
         caches_prefixes: share full pages between sequences that begin alike.
-        cohorts: how many steps may be in flight: ``(1,)``, ``(2,)``, or ``(1, 2)`` for whichever is faster,
-            as measured.
+        cohorts: steps that may be in flight: ``(1,)``, ``(2,)``, or ``(1, 2)`` for the faster, as measured.
+        scheduler: of the policies ``adaptive`` and ``table``; None for one that knows no prices yet.
 
     Raises:
         ConfigError: the limits or the default policy cannot work.
@@ -77,6 +81,7 @@ class Coordinator:
         max_waiting: int = DEFAULT_MAX_WAITING,
         caches_prefixes: bool = True,
         cohorts: tuple[int, ...] = (1, 2),
+        scheduler: BlockScheduler | None = None,
     ) -> None:
         check_limits(limits)
         if max_waiting < 1:
@@ -87,7 +92,9 @@ class Coordinator:
         self._default_policy = default_policy
         self._clock = clock
         self._inbox = Inbox(max_waiting)
-        self._planner = Planner(limits, caches_prefixes)
+        self.scheduler = scheduler or build_scheduler(limits.max_draft_block_size)
+        self._step_clock = StepClock()
+        self._planner = Planner(limits, self.scheduler, caches_prefixes)
         self._counters = EngineCounters(
             accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1),
             by_drafter=[AcceptanceCounters() for _ in limits.all_drafters],
@@ -224,7 +231,7 @@ class Coordinator:
             if is_closed or not self._send_next(started):
                 break
         if not self._flights and self._outbox.is_empty:
-            self._cohorts.pause()
+            self._pause()
             return False
         landed = self._land(self._flights[0]) if self._flights else None
         self._publish()
@@ -286,14 +293,21 @@ class Coordinator:
             1e3 * (flight.sent - flight.started), 1e3 * (landed - flight.sent), result
         )
         self._cohorts.count(plan.num_positions, landed)
-        self._commit(flight, result)
+        step_ms = self._step_clock.landed(landed, plan.num_cohorts)
+        outcomes = self._commit(flight, result)
+        learn(self.scheduler, step_outcome(flight.planned, outcomes, result, step_ms))
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
         return flight, result, landed
 
-    def _commit(self, flight: Flight, result: StepResult) -> None:
-        """Commit all rows, then take the time, so that their cycles carry all of the step's."""
+    def _pause(self) -> None:
+        self._cohorts.pause()  # it would measure the wait, and so would the clock
+        self._step_clock.pause()
+
+    def _commit(self, flight: Flight, result: StepResult) -> list[RowOutcome]:
+        """Commit all rows, then take the time: their cycles carry all of it. Return what became of drafts."""
         planned = flight.planned
         commits: list[tuple[Sequence, Row, RowCommit]] = []
+        outcomes: list[RowOutcome] = []
         feature_offset = planned.plan.feature_base
         for sequence, row, token_ids in zip(
             planned.sequences, planned.plan.rows, result.committed_token_ids, strict=True
@@ -305,6 +319,8 @@ class Coordinator:
                     self._counters.count_row(row, commit, sequence.context)
                     self._planner.keep_prefix(sequence, commit.num_shareable)
                     commits.append((sequence, row, commit))
+                    if not row.is_prefill:
+                        outcomes.append(row_outcome(sequence, row, token_ids, commit))
             except Exception as error:
                 logger.exception("request_id=%s cannot commit", sequence.request.request_id)
                 self._end_with_error(sequence, error)
@@ -318,6 +334,7 @@ class Coordinator:
                 sequence.stats.add(cycle)
                 sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)
+        return outcomes
 
     def _emit(self, sequence: Sequence, commit: RowCommit, cycle: CycleStats | None) -> None:
         if not commit.token_ids:
@@ -361,7 +378,7 @@ class Coordinator:
             if self._planner.is_running(sequence):
                 self._end_with_error(sequence, error)
         self._planner.preempt_all()
-        self._cohorts.pause()
+        self._pause()
 
     def _end_all(self, error: Exception) -> None:
         self._flights.clear()

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import Ingest, Row, StepPlan
+from gateway.coordinator.block_scheduler.records import Decision
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.page_allocator import PageAllocator
-from gateway.coordinator.policy import cycle_width
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.waiting import WaitingQueue
+from gateway.coordinator.widths import RowWidth, WidthChooser
 
 PREFILL_SHARE = 4
 """One in this many positions goes to prefill in the step after one that had none left for it."""
@@ -25,6 +27,8 @@ class PlannedStep:
     plan: StepPlan
     sequences: list[Sequence] = field(default_factory=list)
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
+    decision: Decision | None = None
+    """The block scheduler's, if it chose widths."""
 
     def add(self, sequence: Sequence, row: Row) -> None:
         """Append one row."""
@@ -40,6 +44,7 @@ class Planner:
 
     Args:
         limits: what the engine can hold.
+        scheduler: chooses the widths of sequences whose policy fixes none.
         caches_prefixes: share full pages between sequences that begin alike.
 
     Invariants between steps:
@@ -49,8 +54,13 @@ class Planner:
             it ends: executors run steps in order, so whoever gets its pages writes to them later
     """
 
-    def __init__(self, limits: EngineLimits, caches_prefixes: bool = True) -> None:
+    def __init__(
+        self, limits: EngineLimits, scheduler: BlockScheduler, caches_prefixes: bool = True
+    ) -> None:
         self._limits = limits
+        self._scheduler = scheduler
+        blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
+        self._widths = WidthChooser(blocks, scheduler)
         self._caches_prefixes = caches_prefixes
         self.pages = self._new_pages()
         self.waiting = WaitingQueue()
@@ -93,6 +103,7 @@ class Planner:
         if self.running.pop(sequence.seq_id, None) is None:
             self.waiting.remove(sequence)
         self.pages.release(sequence.seq_id)
+        self._scheduler.forget(sequence.seq_id)
 
     def clear(self) -> None:
         """Drop every sequence and free every page, whatever state they are in. Mutates."""
@@ -180,51 +191,53 @@ class Planner:
 
     def _add_verify_rows(self, planned: PlannedStep, budget: int) -> None:
         # By rank: a victim comes after the row that needs its pages, so it has no row yet.
-        for sequence, width in sorted(self._select(planned, budget), key=lambda s: s[0].rank):
+        for row in sorted(self._select(planned, budget), key=lambda row: row.sequence.rank):
+            sequence = row.sequence
             if sequence.seq_id not in self.running:
                 continue
             try:
-                if self._grow(sequence, sequence.anchor_position + width):
-                    planned.add(sequence, self._verify_row(sequence, width))
+                if self._grow(sequence, sequence.anchor_position + row.width):
+                    planned.add(sequence, self._verify_row(row))
             except Exception as error:
                 self._fail(planned, sequence, error)
 
-    def _select(self, planned: PlannedStep, budget: int) -> list[tuple[Sequence, int]]:
-        """Choose decoding sequences, round-robin when their widths exceed the budget."""
+    def _select(self, planned: PlannedStep, budget: int) -> list[RowWidth]:
+        """Choose decoding sequences and their widths, round-robin when they exceed the budget."""
         everyone = [s for _, s in sorted(self.running.items()) if s.is_decoding]
         decoding = [s for s in everyone if not s.is_in_flight]
         most_rows = -(-len(everyone) // planned.plan.num_cohorts)
         start = next((i for i, s in enumerate(decoding) if s.seq_id > self._last_verified_id), 0)
-        selected: list[tuple[Sequence, int]] = []
-        for sequence in (decoding[start:] + decoding[:start])[:most_rows]:
-            try:
-                width = self._width(sequence, min(len(decoding), most_rows))
-            except Exception as error:
-                self._fail(planned, sequence, error)
-                continue
-            if width > budget:
-                break
-            budget -= width
-            selected.append((sequence, width))
-        if selected:
-            self._last_verified_id = selected[-1][0].seq_id
-        return selected
+        selected = self._widths.choose(
+            (decoding[start:] + decoding[:start])[:most_rows],
+            min(len(decoding), most_rows),
+            budget,
+            self._num_to_prefill(),
+            planned.plan.num_cohorts,
+        )
+        for sequence, error in selected.failures:
+            self._fail(planned, sequence, error)
+        planned.decision = selected.decision
+        if selected.rows:
+            self._last_verified_id = selected.rows[-1].sequence.seq_id
+        return selected.rows
 
-    def _width(self, sequence: Sequence, num_verify_rows: int) -> int:
-        wanted = sequence.policy.width(sequence.stats, num_verify_rows)
-        if not 1 <= wanted <= self._limits.max_draft_block_size:
-            raise ValueError(f"policy {sequence.policy.name} asked for width {wanted}")
-        return cycle_width(wanted, sequence.num_remaining)
+    def _num_to_prefill(self) -> int:
+        """Positions that running sequences have yet to prefill, as far as a step holds them."""
+        waiting = (s for s in self.running.values() if not s.is_decoding and not s.is_in_flight)
+        most = self._limits.max_step_positions
+        return min(most, sum(s.num_committed - s.num_cached for s in waiting))
 
-    def _verify_row(self, sequence: Sequence, width: int) -> Row:
+    def _verify_row(self, row: RowWidth) -> Row:
+        sequence = row.sequence
         return Row(
             seq_id=sequence.seq_id,
             token_ids=sequence.token_ids[-1:],
             start_position=sequence.anchor_position,
             page_ids=self.pages.table(sequence.seq_id),
-            width=width,
+            width=row.width,
             sampling=sequence.request.sampling,
             drafter=sequence.drafter,
+            draft_width=row.draft_width,
         )
 
     def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:

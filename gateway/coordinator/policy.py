@@ -29,8 +29,10 @@ class BlockPolicy(Protocol):
     def may_draft(self) -> bool:
         """Whether ``width`` can ever exceed 1; if not, the drafter keeps no context of the sequence."""
 
-    def width(self, stats: GenerationStats, num_verify_rows: int) -> int:
+    def width(self, stats: GenerationStats, num_verify_rows: int) -> int | None:
         """Return the width of the sequence's next cycle, before clipping at its length limit.
+
+        None leaves it to the block scheduler, which decides for all such sequences of a step together.
 
         A width may depend on history and load, never on sampled draft tokens: that would bias
         rejection sampling.
@@ -65,11 +67,30 @@ class StaticPolicy:
         return self.draft_width
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledPolicy:
+    """The block scheduler decides, step by step: by expected tokens per second, or by its table."""
+
+    name: str
+
+    @property
+    def may_draft(self) -> bool:
+        """True: plain decoding may end at any step, so the drafter's context is kept."""
+        return True
+
+    def width(self, stats: GenerationStats, num_verify_rows: int) -> None:
+        """Leave it to the block scheduler."""
+
+
+ADAPTIVE = ScheduledPolicy("adaptive")
+TABLE = ScheduledPolicy("table")
+
+
 def parse_policy(text: str, max_draft_block_size: int) -> BlockPolicy:
     """Build the policy that ``text`` names.
 
     Args:
-        text: ``off`` or ``static:<w>``.
+        text: ``adaptive``, ``table``, ``off`` or ``static:<w>``.
         max_draft_block_size: the draft model's trained block size, anchor included.
 
     Raises:
@@ -77,11 +98,14 @@ def parse_policy(text: str, max_draft_block_size: int) -> BlockPolicy:
     """
     if text == "off":
         return StaticPolicy(1)
+    for scheduled in (ADAPTIVE, TABLE):
+        if text == scheduled.name:
+            return scheduled
     match = _STATIC.fullmatch(text)
     if match and MIN_STATIC_WIDTH <= int(match[1]) <= max_draft_block_size:
         return StaticPolicy(int(match[1]))
     raise InvalidRequestError(
-        f"Unknown block policy {text!r}: use 'off' or 'static:<w>' with w from "
+        f"Unknown block policy {text!r}: use 'adaptive', 'table', 'off' or 'static:<w>' with w from "
         f"{MIN_STATIC_WIDTH} to {max_draft_block_size}.",
         POLICY_PARAM,
     )

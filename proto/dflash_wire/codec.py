@@ -44,10 +44,20 @@ def _row(
     samples: bool,
     sampling: tuple[float, float, int, int],
     drafter: int,
+    draft_width: int,
 ) -> Row:
     params = SamplingParams(*sampling)
     return Row(
-        seq_id, token_ids, start_position, page_ids, width, is_prefill, samples, params, drafter
+        seq_id,
+        token_ids,
+        start_position,
+        page_ids,
+        width,
+        is_prefill,
+        samples,
+        params,
+        drafter,
+        draft_width,
     )
 
 
@@ -64,6 +74,7 @@ def encode_plan(plan: StepPlan) -> bytes:
             r.samples,
             _sampling(r.sampling),
             r.drafter,
+            r.draft_width,
         )
         for r in plan.rows
     ]

@@ -191,6 +191,14 @@ class Row:
     sampling: SamplingParams = SamplingParams()
     drafter: int = 0
     """Index of the drafter that drafts a verify row wider than 1."""
+    draft_width: int = 0
+    """Block that the drafter fills, at least ``width``, of which ``width`` is verified; 0 stands for
+    ``width``."""
+
+    @property
+    def drafted_width(self) -> int:
+        """The block that the drafter fills, anchor included; 1 when it has nothing to do."""
+        return max(self.width, self.draft_width) if self.width > 1 else 1
 
     @property
     def num_positions(self) -> int:

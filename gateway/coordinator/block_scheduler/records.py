@@ -89,7 +89,8 @@ class StepOutcome(NamedTuple):
     Owner: whoever builds it; the scheduler only reads.
     """
 
-    decision: Decision
+    decision: Decision | None
+    """None when every row's policy had fixed its width."""
     rows: Sequence[RowOutcome]
     num_rows: int
     """Verify rows, fixed ones included."""

@@ -48,6 +48,8 @@ FEW_ROWS = 4
 KEPT_STEPS = 4
 SAFE_STEPS = 512
 """How long the table rules after an alarm."""
+MOST_SURPRISE = 4.0
+"""A step that took more than so many times what was predicted counts as that: one hiccup is no drift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class BlockScheduler:
         self.survival = survival
         self.cost = cost
         self.log: deque[Decision] = deque(maxlen=LOGGED_DECISIONS)
-        self._table = table
+        self.table = table
         most = survival.num_positions + 1
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
         self._guard = WidthGuard(self.settings.guards)
@@ -132,27 +134,19 @@ class BlockScheduler:
         self.log.append(decision)
         return decision
 
-    def decide_by_table(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
-        """The policy ``table``: widths by the number of rows alone. Mutates."""
-        self._num_decisions += 1
-        decision = self._by_table(rows, load, TABLE, "policy table")
-        self.log.append(decision)
-        return decision
-
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
         self.survival.observe(outcome.rows)
-        if self.cost is None:
-            return
         decision = outcome.decision
-        if decision.state != PROBE:
+        # A probe out of plain decoding drafts for a few rows only: no cell of the cost model is its.
+        if self.cost is not None and (decision is None or decision.state != PROBE):
             ratio = self.cost.observe(outcome)
-            if ratio is not None and self._time_alarm.add(1.0, min(ratio, 4.0)):
+            if ratio is not None and self._time_alarm.add(1.0, min(ratio, MOST_SURPRISE)):
                 self._sound_alarm()
-        if decision.state == SPECULATE:
-            observed = sum(1 + row.num_accepted for row in outcome.rows)
-            expected = sum(1 for _ in outcome.rows) * decision.predicted_tokens
-            expected /= max(1, len(decision.widths))
+        if decision is not None and decision.state == SPECULATE:
+            scheduled = [row for row in outcome.rows if row.draft_width > 1]
+            observed = sum(1 + row.num_accepted for row in scheduled)
+            expected = len(scheduled) * decision.predicted_tokens / len(decision.widths)
             if self._token_alarm.add(expected, observed):
                 self._sound_alarm()
 
@@ -164,7 +158,7 @@ class BlockScheduler:
         self._safe_until = self._num_decisions + SAFE_STEPS
 
     def _by_table(self, rows: Sequence[RowState], load: StepLoad, state: str, why: str) -> Decision:
-        width = self._table.width(len(rows) + load.num_fixed_rows)
+        width = self.table.width(len(rows) + load.num_fixed_rows)
         widths = _fitted(np.array([min(width, r.max_width) for r in rows]), load.max_positions)
         reason = f"{len(rows)} rows: width {width}; {why}"
         draft_width = int(widths.max())

@@ -47,18 +47,18 @@ class HazardCounts:
 
     def __init__(self, num_positions: int) -> None:
         self.trials = np.zeros(num_positions)
-        self.accepted = np.zeros(num_positions)
+        self.hits = np.zeros(num_positions)
 
-    def add(self, trials: FloatArray, accepted: FloatArray, decay: float) -> None:
+    def add(self, trials: FloatArray, hits: FloatArray, decay: float) -> None:
         """Fade, then add one step's counts. Mutates."""
         self.trials *= decay
         self.trials += trials
-        self.accepted *= decay
-        self.accepted += accepted
+        self.hits *= decay
+        self.hits += hits
 
     def hazards(self, base: FloatArray | float, weight: float) -> FloatArray:
         """Hazards shrunk to ``base`` as if that were ``weight`` trials."""
-        shrunk: FloatArray = (self.accepted + weight * base) / (self.trials + weight)
+        shrunk: FloatArray = (self.hits + weight * base) / (self.trials + weight)
         return shrunk
 
 
@@ -85,7 +85,7 @@ class _Expected:
     positions."""
 
     def __init__(self, hazards: FloatArray) -> None:
-        self.accepted: list[float] = [0.0, *np.cumsum(hazards).tolist()]
+        self.hits: list[float] = [0.0, *np.cumsum(hazards).tolist()]
         self.information: list[float] = [0.0, *np.cumsum(hazards * (1 - hazards)).tolist()]
 
 
@@ -177,22 +177,22 @@ class SurvivalEstimator:
         for traffic, counts in by_class.items():
             of_class = self._classes.setdefault(traffic, HazardCounts(self.num_positions))
             of_class.add(counts[0], counts[1], settings.recent_decay)
-        trials, accepted = sum(by_class.values(), np.zeros((2, self.num_positions)))
-        self._memory.add(trials, accepted, settings.memory_decay)
-        self._recent.add(trials, accepted, settings.recent_decay)
+        trials, hits = sum(by_class.values(), np.zeros((2, self.num_positions)))
+        self._memory.add(trials, hits, settings.memory_decay)
+        self._recent.add(trials, hits, settings.recent_decay)
 
     def _counts_at_no_width(
         self, traffic: str, width: int, outcomes: list[RowOutcome]
     ) -> FloatArray:
         """Trials and successes ``[2, positions]``, the draft width's expected effect taken out."""
         trials = self._reached([o.num_trials for o in outcomes])
-        accepted = self._reached([o.num_accepted for o in outcomes])
+        hits = self._reached([o.num_accepted for o in outcomes])
         shift = self._width_shift(width)
         if shift:
             hazards = self._class_hazards(traffic)
             effect = _sigmoid(_logit(hazards) + shift) - hazards
-            accepted = np.clip(accepted - trials * effect, 0.0, trials)
-        return np.stack([trials, accepted])
+            hits = np.clip(hits - trials * effect, 0.0, trials)
+        return np.stack([trials, hits])
 
     def _reached(self, lengths: list[int]) -> FloatArray:
         """How many of ``lengths`` reach each position."""
@@ -215,7 +215,7 @@ class SurvivalEstimator:
             excess = information = 0.0
             for o in mine:
                 of = expected[o.traffic, width]
-                more = o.num_accepted - of.accepted[o.num_trials]
+                more = o.num_accepted - of.hits[o.num_trials]
                 spread = of.information[o.num_trials]
                 excess, information = excess + more, information + spread
                 score = self._requests.setdefault(o.seq_id, Score())

@@ -21,6 +21,7 @@ from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator import coordinator as coordinator_module
 from gateway.coordinator.commit import commit_row
 from gateway.coordinator.planner import Planner
+from gateway.coordinator.widths import WidthChooser
 
 
 def raising(error: Exception) -> Sabotage:
@@ -116,14 +117,14 @@ def test_error_in_planning_one_request_ends_it_alone(monkeypatch: pytest.MonkeyP
     for i in range(3):
         bench.submit(make_request(f"r{i}", seed=i))
     bench.step()
-    width = Planner._width
+    width = WidthChooser._fixed_width
 
-    def broken_width(self: Planner, sequence: object, num_verify_rows: int) -> int:
+    def broken_width(self: WidthChooser, sequence: object, num_verify_rows: int) -> int | None:
         if sequence.seq_id == 1:  # type: ignore[attr-defined]
             raise ZeroDivisionError("width")
         return width(self, sequence, num_verify_rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Planner, "_width", broken_width)
+    monkeypatch.setattr(WidthChooser, "_fixed_width", broken_width)
     bench.run_until_idle()
     wire = bench.sink.last("r1").error
     assert wire is not None and isinstance(error_from_wire(wire), FatalError)

@@ -84,7 +84,7 @@ def test_impossible_limits(changes: dict[str, int]) -> None:
         Bench(make_limits(**changes))
 
 
-@pytest.mark.parametrize("policy", ["static:17", "adaptive", ""])
+@pytest.mark.parametrize("policy", ["static:17", "adapt", ""])
 def test_impossible_default_policy(policy: str) -> None:
     with pytest.raises(ConfigError):
         Bench(policy=policy)

@@ -24,7 +24,7 @@ def test_known_policies(text: str, width: int) -> None:
     "text",
     [
         *("static:1", "static:17", "static:0", "static:-4", "static:99999999999999999999"),
-        *("static:", "static:4 ", "static:٤", "static", "OFF", "", "adaptive"),
+        *("static:", "static:4 ", "static:٤", "static", "OFF", "", "Adaptive"),
     ],
 )
 def test_unknown_policies(text: str) -> None:
