@@ -15,8 +15,8 @@ from loadtest.simulator.bars import Bar, cell_bars, change_bar
 from loadtest.simulator.changes import Recovery, run_changes
 from loadtest.simulator.costs import COSTS
 from loadtest.simulator.matrix import (
+    FIXED,
     POLICIES,
-    STATICS,
     STREAMS,
     CellResult,
     Effort,
@@ -41,7 +41,7 @@ CHOICES = {
     "policies": tuple(POLICIES),
     "sections": SECTIONS,
 }
-RULES = tuple(name for name in POLICIES if name not in STATICS)
+RULES = tuple(name for name in POLICIES if name not in FIXED)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from math import exp, log
 from typing import NamedTuple
 
 from loadtest.simulator.changes import Recovery
-from loadtest.simulator.matrix import STATICS, CellResult
+from loadtest.simulator.matrix import FIXED, CellResult
 
 LEAST_OF_BEST = 0.97
 LEAST_OF_OFF = 0.99
@@ -35,7 +35,7 @@ def geometric_means(results: Sequence[CellResult]) -> dict[str, float]:
 def cell_bars(policy: str, results: Sequence[CellResult]) -> list[Bar]:
     """Judge ``policy`` by the matrix."""
     means = geometric_means(results)
-    best_single = max(STATICS, key=means.__getitem__)
+    best_single = max(FIXED, key=means.__getitem__)
     is_above = means[policy] > means[best_single]
     above = f"{means[policy]:.3f} against {means[best_single]:.3f} of {best_single}"
     return [

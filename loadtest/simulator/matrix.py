@@ -43,15 +43,13 @@ def static_name(width: int) -> str:
     return "off" if width == 1 else f"static:{width}"
 
 
-STATICS: dict[str, Factory] = {
-    static_name(width): partial(_static, width) for width in STATIC_WIDTHS
-}
+FIXED: dict[str, Factory] = {static_name(width): partial(_static, width) for width in STATIC_WIDTHS}
 POLICIES: dict[str, Factory] = {
     "adaptive": adaptive,
     "table": lambda table, seed: BatchTable(),
     "ratio-ema": lambda table, seed: RatioEma(table.sweep(seed)),
     "smartspec": lambda table, seed: SmartSpec(table.sweep(seed)),
-    **STATICS,
+    **FIXED,
 }
 
 
@@ -85,7 +83,7 @@ class CellResult:
     @property
     def best_static(self) -> str:
         """Name of the fixed width with the highest throughput."""
-        return max((name for name in self.rates if name in STATICS), key=self._rate)
+        return max((name for name in self.rates if name in FIXED), key=self._rate)
 
     def share(self, policy: str, of: str) -> float:
         """Return the throughput of ``policy`` over that of another one."""
@@ -130,7 +128,7 @@ def cells(
 
 def run_cell(cell: Cell, policies: Iterable[str], effort: Effort) -> CellResult:
     """Run ``policies``, and all static widths that a share needs, in one cell."""
-    names = dict.fromkeys([*policies, *STATICS])
+    names = dict.fromkeys([*policies, *FIXED])
     scenario = effort.scenario(cell)
     return CellResult(cell, {name: _run(name, scenario) for name in names})
 

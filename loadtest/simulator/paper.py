@@ -41,7 +41,7 @@ PAPER_COST = ServedCost(
     verify=Roofline(4.0, 0.0195),
     host_ms=0.35,
     host_ms_per_row=0.01,
-    draft_host_ms=1.5,
+    draft_host_ms=1.55,
     ms_per_context=0.036,
     captured_sizes=GRAPH_SIZES,
 )

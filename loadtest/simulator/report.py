@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from loadtest.simulator.bars import Bar, cell_name, geometric_means
 from loadtest.simulator.changes import Recovery
-from loadtest.simulator.matrix import STATICS, CellResult
+from loadtest.simulator.matrix import FIXED, CellResult
 from loadtest.simulator.paper import PUBLISHED_LENGTHS, PUBLISHED_SPEEDUPS, PaperRow
 
 
 def render_cells(results: Sequence[CellResult]) -> str:
     """Return one line per cell: each policy over the best static width and over plain decoding."""
-    policies = [name for name in results[0].rates if name not in STATICS]
+    policies = [name for name in results[0].rates if name not in FIXED]
     head = f"{'cost':14}{'traffic':8}{'streams':>8}{'best static':>12}{'tok/s':>8}{'/off':>7}"
     for name in policies:
         head += f" | {name:>9} {'/off':>6} {'width':>5} {'sw/s':>5}"

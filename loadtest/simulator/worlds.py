@@ -74,8 +74,8 @@ class Traffic:
 
 CODE = TrafficKind("code", first_logit=2.4, slope=-0.05)
 MATH = TrafficKind("math", first_logit=2.15, slope=-0.05)
-CHAT = TrafficKind("chat", first_logit=1.25, slope=-0.05)
-PROSE = TrafficKind("prose", first_logit=0.35, slope=-0.04)
+CHAT = TrafficKind("chat", first_logit=1.45, slope=-0.09)
+PROSE = TrafficKind("prose", first_logit=0.6, slope=-0.12)
 TRAFFICS = {
     **{kind.name: Traffic(kind.name, (kind,)) for kind in (CODE, MATH, CHAT, PROSE)},
     "mixed": Traffic("mixed", (CODE, MATH, CHAT, PROSE)),

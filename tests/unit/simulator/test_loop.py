@@ -13,7 +13,7 @@ from loadtest.simulator.baselines import RatioEma, SmartSpec, StaticWidth
 from loadtest.simulator.changes import PHASE_STEPS, changes
 from loadtest.simulator.costs import COSTS, CPU, MEMORY_BOUND, ServedCost
 from loadtest.simulator.loop import Phase, Scenario, simulate
-from loadtest.simulator.matrix import STATICS, Cell, Effort, run_cell, static_name
+from loadtest.simulator.matrix import FIXED, Cell, Effort, run_cell, static_name
 from loadtest.simulator.run_record import num_switches
 from loadtest.simulator.worlds import TRAFFICS, pool_of
 
@@ -132,7 +132,7 @@ def test_statics_rank_by_load() -> None:
     code = TRAFFICS["code"]
     alone = run_cell(Cell(MEMORY_BOUND, code, 2), [], effort)
     crowded = run_cell(Cell(MEMORY_BOUND, code, 128), [], replace(effort, tokens_per_stream=400))
-    order = sorted(STATICS, key=lambda name: alone.rates[name].tokens_per_s)
+    order = sorted(FIXED, key=lambda name: alone.rates[name].tokens_per_s)
     assert order == [static_name(width) for width in (1, 2, 4, 6, 8, 12, 16)]
     assert crowded.best_static in ("static:4", "static:6", "static:8")
     assert crowded.share("static:16", crowded.best_static) < 0.95

@@ -21,9 +21,10 @@ def test_the_curve_has_the_published_acceptance_lengths(width: int, length: floa
 
 
 def test_the_published_speedups_come_out() -> None:
-    for row in run_paper([], PUBLISHED_SPEEDUPS, Effort(400)):
+    rows = run_paper([], PUBLISHED_SPEEDUPS, Effort(400))
+    for row in rows:
         published = PUBLISHED_SPEEDUPS[row.num_streams]
-        assert row.speedups["static:16"] == pytest.approx(published, rel=0.05)
-        for width, length in PUBLISHED_LENGTHS.items():
-            # Ends of outputs cut the last block.
-            assert row.acceptance_lengths[width] == pytest.approx(length, rel=0.05)
+        assert row.speedups["static:16"] == pytest.approx(published, rel=0.03)
+    for width, length in PUBLISHED_LENGTHS.items():
+        # Ends of outputs cut their last block, so it is a little less.
+        assert length * 0.97 < rows[-1].acceptance_lengths[width] < length
