@@ -24,7 +24,7 @@ class GuardSettings:
     regret_decay: float = 0.98
     plain_margin: float = 0.01
     """Speculation must promise so much more than plain decoding."""
-    first_probe: int = 32
+    first_probe: int = 16
     """Steps until another draft width is tried for a step; doubles while that changes nothing."""
     last_probe: int = 512
     rows_per_probe: int = 32

@@ -251,8 +251,11 @@ class BlockScheduler:
             # The narrowest block that says something: what it costs is lost when it fails.
             width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
         elif others:
+            # What narrower blocks give is nearly known from the current one; what wider ones give is not.
             self._next_probe += 1
-            width = others[self._next_probe % len(others)]
+            wider = [w for w in others if w > current]
+            among = wider if wider and self._next_probe % 4 else others
+            width = among[self._next_probe % len(among)]
         else:
             return None
         option = self._option(width, rows, load)

@@ -61,6 +61,14 @@ class HazardCounts:
         shrunk: FloatArray = (self.hits + weight * base) / (self.trials + weight)
         return shrunk
 
+    def chained_hazards(self, first: float, weight: float) -> FloatArray:
+        """Hazards that go on as at the position before where little is known."""
+        hazards, before = [], first
+        for hits, trials in zip(self.hits.tolist(), self.trials.tolist(), strict=True):
+            before = (hits + weight * before) / (trials + weight)
+            hazards.append(before)
+        return np.array(hazards)
+
 
 @dataclass(slots=True)
 class Score:
@@ -155,7 +163,7 @@ class SurvivalEstimator:
     def _class_hazards(self, traffic: str) -> FloatArray:
         """A class's hazards at a draft width of no particular effect."""
         settings = self._settings
-        memory = self._memory.hazards(settings.prior_hazard, settings.prior_trials)
+        memory = self._memory.chained_hazards(settings.prior_hazard, settings.prior_trials)
         hazards = self._recent.hazards(memory, settings.shrink_trials)
         if traffic in self._classes:
             hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
