@@ -21,7 +21,7 @@ from loadtest.simulator.matrix import (
     CellResult,
     Effort,
     cells,
-    run_cell,
+    run_cells,
 )
 from loadtest.simulator.paper import PaperRow, run_paper
 from loadtest.simulator.report import (
@@ -55,6 +55,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--tokens", type=int, default=2000, help="per stream; its steps with plain decoding"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the matrix")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tagged", action="store_true", help="rows tell their kind of traffic")
     options = parser.parse_args(arguments)
@@ -67,8 +68,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         options.streams = [int(part) for part in options.streams.split(",")]
     except ValueError:
         parser.error("--streams needs whole numbers with commas")
-    if min(options.streams) < 1 or options.tokens < 8:
-        parser.error("--streams must be at least 1 and --tokens at least 8")
+    if min(*options.streams, options.jobs) < 1 or options.tokens < 8:
+        parser.error("--streams and --jobs must be at least 1 and --tokens at least 8")
     return options
 
 
@@ -89,9 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _matrix(options: argparse.Namespace, effort: Effort) -> list[CellResult]:
     costs = [COSTS[name] for name in options.costs]
     traffics = [TRAFFICS[name] for name in options.traffics]
-    results = [
-        run_cell(cell, options.policies, effort) for cell in cells(costs, traffics, options.streams)
-    ]
+    chosen = list(cells(costs, traffics, options.streams))
+    results = run_cells(chosen, options.policies, effort, options.jobs)
     print(render_cells(results), render_means(results), sep="\n\n", end="\n\n", flush=True)
     return results
 

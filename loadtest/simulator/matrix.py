@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple
 
 from gateway.coordinator.block_scheduler.cost import StepCostModel
@@ -131,6 +133,17 @@ def run_cell(cell: Cell, policies: Iterable[str], effort: Effort) -> CellResult:
     names = dict.fromkeys([*policies, *FIXED])
     scenario = effort.scenario(cell)
     return CellResult(cell, {name: _run(name, scenario) for name in names})
+
+
+def run_cells(
+    chosen: Sequence[Cell], policies: Sequence[str], effort: Effort, num_jobs: int = 1
+) -> list[CellResult]:
+    """Run all cells, in ``num_jobs`` processes; how many does not change what comes out."""
+    run = partial(run_cell, policies=policies, effort=effort)
+    if num_jobs == 1:
+        return list(map(run, chosen))
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(run, chosen))
 
 
 def _run(name: str, scenario: Scenario) -> CellRate:

@@ -13,7 +13,7 @@ from loadtest.simulator.baselines import RatioEma, SmartSpec, StaticWidth
 from loadtest.simulator.changes import PHASE_STEPS, changes
 from loadtest.simulator.costs import COSTS, CPU, MEMORY_BOUND, ServedCost
 from loadtest.simulator.loop import Phase, Scenario, simulate
-from loadtest.simulator.matrix import FIXED, Cell, Effort, run_cell, static_name
+from loadtest.simulator.matrix import FIXED, Cell, Effort, run_cell, run_cells, static_name
 from loadtest.simulator.run_record import num_switches
 from loadtest.simulator.worlds import TRAFFICS, pool_of
 
@@ -32,6 +32,12 @@ def test_a_seed_decides_everything() -> None:
     assert np.array_equal(first.tokens, again.tokens)
     assert np.array_equal(first.step_ms, again.step_ms)
     assert not np.array_equal(first.tokens, other.tokens)
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    chosen = [Cell(CPU, TRAFFICS["mixed"], streams) for streams in (4, 8)]
+    alone, shared = (run_cells(chosen, ["adaptive"], Effort(40), jobs) for jobs in (1, 2))
+    assert alone == shared
 
 
 def test_a_change_of_streams_keeps_the_others_and_forgets_the_dropped() -> None:
