@@ -1,0 +1,123 @@
+"""The start-up sweep: what steps take on this machine, measured around the ring before anybody is served.
+
+Steps hold made-up rows on pages that nobody owns yet; their tokens mean nothing, and every sequence writes
+its pages before it reads them. Each is fed to the drafter as served steps are, so plain decoding is priced as
+the scheduler would serve it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from dflash_wire.ports import EngineLimits, StepRing
+from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from gateway.coordinator.block_scheduler.cost_table import CostSample
+
+NEAR, FAR = 128, 1024
+"""Committed tokens per row: of all cells, and of a few to price context by."""
+FAR_CELLS = ((1, 1), (4, 4), (8, 8))
+NUM_REPEATS = 5
+FED_TOKENS = 3
+"""Committed tokens of the step before that a row has the drafter ingest, where its width allows."""
+ANY_TOKEN = 5
+
+
+class Cell(NamedTuple):
+    """One kind of step: rows of one width and context."""
+
+    num_rows: int
+    width: int
+    context: int
+
+
+def sweep_cells(limits: EngineLimits, draft_widths: Sequence[int]) -> list[Cell]:
+    """Return the cells that the engine can hold: powers of two of rows, cheap ones first."""
+    rows = [1 << i for i in range(limits.max_rows.bit_length()) if 1 << i <= limits.max_rows]
+    if limits.max_rows not in rows:
+        rows.append(limits.max_rows)
+    cells = [Cell(n, width, NEAR) for n in rows for width in draft_widths]
+    cells += [Cell(n, width, FAR) for n, width in FAR_CELLS if width in draft_widths]
+    fitting = [cell for cell in cells if _fits(cell, limits)]
+    return sorted(fitting, key=lambda cell: cell.num_rows * (cell.width + cell.context // NEAR))
+
+
+def sweep(
+    ring: StepRing,
+    limits: EngineLimits,
+    draft_widths: Sequence[int],
+    most_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[CostSample]:
+    """Measure all cells in turn, several times, the first of each not counted.
+
+    The engine must be idle. Step ids are negative, so the coordinator's own follow them.
+
+    Args:
+        ring: to drafters and verifier.
+        limits: what the engine can hold.
+        draft_widths: 1 among them.
+        most_s: begin no step after so many seconds. Cells that were never reached have no sample; the cheap
+            ones come first.
+        clock: monotonic seconds.
+
+    Raises:
+        EngineUnavailableError: an executor is gone.
+    """
+    cells = sweep_cells(limits, draft_widths)
+    order = [cell for _ in range(NUM_REPEATS + 1) for cell in cells]
+    samples: list[CostSample] = []
+    warm: set[Cell] = set()
+    deadline = clock() + most_s
+    for step_id, cell in zip(range(-len(order), 0), order, strict=True):
+        if clock() >= deadline:
+            break
+        sample = _run(ring, _plan(cell, step_id, limits), cell, clock)
+        if cell in warm:
+            samples.append(sample)
+        warm.add(cell)
+    return samples
+
+
+def _run(ring: StepRing, plan: StepPlan, cell: Cell, clock: Callable[[], float]) -> CostSample:
+    began = clock()
+    ring.send(plan)
+    result = ring.receive(plan.step_id)
+    step_ms = 1e3 * (clock() - began)
+    context = cell.num_rows * cell.context
+    return CostSample(
+        cell.num_rows, cell.width, context, result.draft_ms, result.verify_ms, step_ms
+    )
+
+
+def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
+    base = step_id % 2 * limits.max_step_positions
+    plan = StepPlan(step_id, [], feature_base=base)
+    fed = min(FED_TOKENS, cell.width)
+    for index, page_ids in enumerate(_page_tables(cell, limits)):
+        sampling = SamplingParams(seed=index)
+        plan.rows.append(
+            Row(index, [ANY_TOKEN], cell.context, page_ids, cell.width, sampling=sampling)
+        )
+        first = (limits.max_step_positions - base) + index * cell.width
+        plan.ingests.append(Ingest(first, fed, cell.context - fed, page_ids))
+    return plan
+
+
+def _page_tables(cell: Cell, limits: EngineLimits) -> Iterator[list[int]]:
+    num_pages = _pages_per_row(cell, limits)
+    for index in range(cell.num_rows):
+        yield list(range(index * num_pages, (index + 1) * num_pages))
+
+
+def _pages_per_row(cell: Cell, limits: EngineLimits) -> int:
+    return -(-(cell.context + cell.width) // limits.page_size)
+
+
+def _fits(cell: Cell, limits: EngineLimits) -> bool:
+    return (
+        cell.num_rows * cell.width <= limits.max_step_positions
+        and cell.context + cell.width <= limits.max_context
+        and cell.num_rows * _pages_per_row(cell, limits) <= limits.num_pages
+    )
