@@ -15,6 +15,7 @@ from gateway.state import GatewaySettings
 
 SEED_RANGE = 2**63
 _STATIC_POLICY = re.compile(r"static:([1-9][0-9]{0,5})")
+_NAMED_POLICIES = ("adaptive", "table", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ def drafter_label(policy: str, drafter: str | None) -> str:
 def check_policy(policy: str, max_draft_block_size: int) -> None:
     """Raise ``InvalidRequestError`` unless ``policy`` is one that requests may choose."""
     match = _STATIC_POLICY.fullmatch(policy)
-    if policy == "off" or (match and 2 <= int(match[1]) <= max_draft_block_size):
+    if policy in _NAMED_POLICIES or (match and 2 <= int(match[1]) <= max_draft_block_size):
         return
     raise InvalidRequestError(
-        f"dflash.policy must be 'off' or 'static:<w>' with w from 2 to {max_draft_block_size}, "
-        f"not {policy[:40]!r}.",
+        f"dflash.policy must be 'adaptive', 'table', 'off' or 'static:<w>' with w from 2 to "
+        f"{max_draft_block_size}, not {policy[:40]!r}.",
         "dflash.policy",
     )
 

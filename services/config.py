@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER
+from gateway.coordinator.block_scheduler.table_policy import DEFAULT_TABLE, WidthTable
 
 # YAML reads an unquoted off as false.
 Policy = Annotated[str, BeforeValidator(lambda value: "off" if value is False else value)]
@@ -66,7 +74,10 @@ class ModelArgs(Section):
 class EngineArgs(Section):
     """What one engine group holds and how it drafts."""
 
-    policy: Policy = Field("static:16", description="Default block policy: 'off' or 'static:<w>'.")
+    policy: Policy = Field(
+        "adaptive",
+        description="Default block policy: 'adaptive', 'table', 'static:<w>' or 'off'.",
+    )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
     max_rows: int = Field(64, ge=1, description="Sequences that run at the same time.")
@@ -83,6 +94,40 @@ class EngineArgs(Section):
     max_context: int = Field(
         2048, ge=2, description="Longest prompt plus output in tokens; the target's limit caps it."
     )
+
+
+class BlockSchedulerArgs(Section):
+    """How the policies ``adaptive`` and ``table`` choose widths. A width counts the anchor."""
+
+    draft_widths: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        [2, 4, 6, 8, 12, 16],
+        description="Blocks that the drafter may be asked for, as far as it was trained for them.",
+    )
+    table: list[tuple[int, int]] = Field(
+        list(DEFAULT_TABLE),
+        description="[most rows, width], ascending; beyond the last entry rows decode plainly. It is the "
+        "policy 'table', and what 'adaptive' does while costs are unknown or predictions fail.",
+    )
+    target_tpot_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Time per output token that every sequence should meet where any width makes it.",
+    )
+    sweep_s: float = Field(
+        20.0,
+        ge=0,
+        description="Longest start-up measurement of step costs; 0 leaves it out, and the table decides.",
+    )
+    cost_folder: str | None = Field(
+        None,
+        description="Where measured step costs are kept for the next start; without it every start measures.",
+    )
+
+    @field_validator("table")
+    @classmethod
+    def _table_ascends(cls, entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        WidthTable(entries)
+        return entries
 
 
 class ExecutorArgs(Section):
@@ -225,6 +270,7 @@ class AppArgs(Section):
 
     model: ModelArgs = ModelArgs()
     engine: EngineArgs = EngineArgs()
+    block_scheduler: BlockSchedulerArgs = BlockSchedulerArgs()
     verifier: ExecutorArgs = ExecutorArgs()
     drafter: DrafterArgs = DrafterArgs()
     features: FeatureArgs = FeatureArgs()

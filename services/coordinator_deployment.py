@@ -15,6 +15,7 @@ from dflash_wire.codec import decode_request
 from dflash_wire.errors import DFlashError, EngineUnavailableError, error_to_wire
 from dflash_wire.ports import EngineLimits, StepRing
 from dflash_wire.records import GenerationRequest, TokenChunk
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.coordinator import Coordinator
 from gateway.coordinator.lanes import choose_lane
 from gateway.coordinator.sequence import Sequence
@@ -27,6 +28,7 @@ from services.frames import FrameSender
 from services.group_report import GroupReport
 from services.links import pin_thread
 from services.spec import EngineSpec
+from services.step_costs import measured_samples, scheduler_for
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,9 @@ class Lane:
     traffic sits on the token path.
     """
 
-    def __init__(self, ring: StepRing, limits: EngineLimits, engine: EngineArgs) -> None:
+    def __init__(
+        self, ring: StepRing, limits: EngineLimits, engine: EngineArgs, scheduler: BlockScheduler
+    ) -> None:
         self.sink = CompletionSink()
         self.coordinator = Coordinator(
             ring,
@@ -117,6 +121,7 @@ class Lane:
             max_waiting=engine.max_waiting,
             caches_prefixes=engine.prefix_cache,
             cohorts=allowed_cohorts(engine, limits),
+            scheduler=scheduler,
         )
         self.sink.cancel = self.coordinator.cancel
         self._thread: threading.Thread | None = None
@@ -167,7 +172,13 @@ class CoordinatorDeployment:
         self._expected_output_tokens = args.routing.expected_output_tokens
         self._recent_names = RecentNames()
         self._group = EngineGroup(args, spec)
-        self._lanes = [Lane(ring, self._group.limits, args.engine) for ring in self._group.rings]
+        limits = self._group.limits
+        # Lanes are alike; one after the other would only make the start longer.
+        samples = measured_samples(args, spec, self._group.rings[0], limits)
+        self._lanes = [
+            Lane(ring, limits, args.engine, scheduler_for(args, limits, samples))
+            for ring in self._group.rings
+        ]
         for index, lane in enumerate(self._lanes):
             lane.start(args.link.for_lane(index).pin_cpu)
 

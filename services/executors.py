@@ -169,7 +169,7 @@ class StepGate:
     """
 
     def __init__(self) -> None:
-        self._last_step_id = -1
+        self._last_step_id = -(2**62)  # a start-up sweep has negative ids
 
     def admits(self, step_id: int) -> bool:
         """Whether the step may run; mutates."""

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.config import AppArgs
 from services.model_paths import resolve_model_path
+
+
+def file_digest(folder: str) -> str:
+    """Tell a model's files apart without reading the weights: names, sizes and the config."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).iterdir()):
+        if path.is_file():
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+            if path.name == "config.json":
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
