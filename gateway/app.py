@@ -21,6 +21,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from dflash_wire.ports import EnginePort
+from gateway.admin import admin_router
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.endpoints import openai_router
 from gateway.errors import install_error_handlers
@@ -62,4 +63,5 @@ def create_app_from(
     app.add_middleware(RequestEnvelope, metrics=metrics, sends_request_id=sends_request_id)
     app.include_router(openai_router(provider, metrics))
     app.include_router(operations_router(provider, metrics))
+    app.include_router(admin_router(provider))
     return app

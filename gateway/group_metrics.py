@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dflash_wire.records import GroupGauges
+from gateway.scheduler_metrics import scheduler_metrics
 
 GAUGES = {
     "num_running": ("dflash_sequences_running", "Sequences that hold pages."),
@@ -52,6 +53,7 @@ class GroupCollector(Collector):
             yield self._fill(GaugeMetricFamily(name, text, labels=["group"]), field)
         for field, (name, text) in COUNTERS.items():
             yield self._fill(CounterMetricFamily(name, text, labels=["group"]), field)
+        yield from scheduler_metrics(self.now)
 
     def _fill(
         self, family: GaugeMetricFamily | CounterMetricFamily, field: str

@@ -39,6 +39,8 @@ class GatewaySettings:
     version: str
     sampling: SamplingDefaults = SamplingDefaults()
     owned_by: str = "dflash"
+    admin_key: str | None = None
+    """Opens the admin routes; None closes them."""
     max_body_bytes: int = 8 * 1024 * 1024
     max_prompts_per_request: int = 64
     created: int = field(default_factory=lambda: int(time.time()))

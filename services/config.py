@@ -198,6 +198,11 @@ class GatewayArgs(Section):
     num_replicas: int = Field(1, ge=1, description="Gateway replicas.")
     max_ongoing_requests: int = Field(512, ge=1, description="Open requests per replica.")
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Larger bodies get 413.")
+    admin_key: str | None = Field(
+        None,
+        min_length=16,
+        description="Opens /admin/policy and /debug/block_scheduler to who sends it as a bearer token.",
+    )
     trace: bool = Field(
         False, description="Answer GET /trace with the latest steps and chunks (see make trace)."
     )

@@ -239,7 +239,23 @@ class CoordinatorDeployment:
             "num_outstanding_tokens": self._outstanding_tokens(),
             "lanes": gauges,
             "drafters": drafters,
+            "schedulers": [tuple(lane.coordinator.scheduler.gauges()) for lane in self._lanes],
         }
+
+    async def decisions(self, most: int) -> dict[str, list[str]]:
+        """The block schedulers' latest decisions in words, by ``group/lane``."""
+        group = serve.get_replica_context().replica_id.unique_id
+        logs = [lane.coordinator.scheduler.explain(most) for lane in self._lanes]
+        return {f"{group}/{index}": log for index, log in enumerate(logs)}
+
+    async def set_policy(self, policy: str) -> dict[str, str | None] | None:
+        """Change the default policy; None when all lanes have it, else the wire form of why not."""
+        try:
+            for lane in self._lanes:
+                lane.coordinator.set_policy(policy)
+        except DFlashError as error:
+            return error_to_wire(error)
+        return None
 
     async def recorded_steps(self) -> list[list[tuple[float, ...]]]:
         """Per lane, the fields of its latest ``StepRecord``s."""

@@ -22,7 +22,13 @@ from dflash_wire.errors import (
     OverloadedError,
     error_from_wire,
 )
-from dflash_wire.records import GenerationRequest, GroupGauges, StepRecord, TokenChunk
+from dflash_wire.records import (
+    GenerationRequest,
+    GroupGauges,
+    SchedulerGauges,
+    StepRecord,
+    TokenChunk,
+)
 from services.frames import ChunkQueue, FrameReceiver
 from services.route_hints import RouteHints
 
@@ -85,7 +91,7 @@ class ServeEngine:
     async def check_ready(self) -> None:
         """See ``EnginePort.check_ready``; one group is enough."""
         failures = await self._ask_all(
-            "check_ready", READY_TIMEOUT_S, lambda failure: failure is None
+            "check_ready", READY_TIMEOUT_S, is_enough=lambda failure: failure is None
         )
         answers = [failure for failure in failures if not isinstance(failure, BaseException)]
         if None in answers:
@@ -97,7 +103,7 @@ class ServeEngine:
     async def gauges(self) -> list[GroupGauges]:
         """See ``EnginePort.gauges``; groups that do not answer in time are left out."""
         answers = await self._ask_all("snapshot", GAUGES_TIMEOUT_S)
-        return [_group_gauges(answer) for answer in answers if isinstance(answer, dict)]
+        return [_group_gauges(answer) for answer in _dicts(answers)]
 
     async def recorded_steps(self) -> list[list[StepRecord]]:
         """See ``EnginePort.recorded_steps``."""
@@ -105,8 +111,28 @@ class ServeEngine:
         lanes = [lane for answer in answers if isinstance(answer, list) for lane in answer]
         return [[StepRecord(*record) for record in lane] for lane in lanes]
 
+    async def decisions(self, most: int) -> dict[str, list[str]]:
+        """See ``EnginePort.decisions``."""
+        answers = await self._ask_all("decisions", GAUGES_TIMEOUT_S, most)
+        return {name: log for answer in _dicts(answers) for name, log in answer.items()}
+
+    async def set_policy(self, policy: str) -> int:
+        """See ``EnginePort.set_policy``."""
+        answers = await self._ask_all("set_policy", READY_TIMEOUT_S, policy)
+        refusals = [error_from_wire(answer) for answer in _dicts(answers)]
+        if refusals:
+            raise refusals[0]
+        changed = [answer for answer in answers if answer is None]
+        if not changed:
+            raise EngineUnavailableError("no engine group answers yet")
+        return len(changed)
+
     async def _ask_all(
-        self, method: str, timeout_s: float, is_enough: Callable[[Any], bool] = lambda answer: False
+        self,
+        method: str,
+        timeout_s: float,
+        *arguments: Any,
+        is_enough: Callable[[Any], bool] = lambda answer: False,
     ) -> list[Any]:
         """Ask every group, past the queue of requests: a full engine is ready, and must be seen.
 
@@ -120,7 +146,7 @@ class ServeEngine:
         deadline = now() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                response = self._coordinator.broadcast(method)
+                response = self._coordinator.broadcast(method, *arguments)
                 # NOTE: results_async gives all answers or none: one group that hangs would hide the others.
                 calls = await response._fetch_replica_results_async()
         except (RayError, RayServeException, TimeoutError):
@@ -140,6 +166,10 @@ class ServeEngine:
         return answers
 
 
+def _dicts(answers: list[Any]) -> list[dict[str, Any]]:
+    return [answer for answer in answers if isinstance(answer, dict)]
+
+
 def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:
     return GroupGauges(
         group=snapshot["group"],
@@ -152,6 +182,7 @@ def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:
         num_preemptions=snapshot["num_preemptions"],
         num_steps=snapshot["num_steps"],
         num_failed_steps=snapshot["num_failed_steps"],
+        schedulers=tuple(SchedulerGauges(*gauges) for gauges in snapshot["schedulers"]),
     )
 
 

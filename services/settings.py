@@ -100,6 +100,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         thinking_drafter=args.model.thinking_drafter,
         non_thinking_drafter=args.model.non_thinking_drafter,
         default_policy=args.engine.policy,
+        admin_key=args.gateway.admin_key,
         version=_package_version(),
         sampling=sampling,
         max_body_bytes=args.gateway.max_body_bytes,

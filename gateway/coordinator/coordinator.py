@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from dflash_wire.drafters import find_drafter
 from dflash_wire.errors import (
-    ConfigError,
     DFlashError,
     EngineUnavailableError,
     FatalError,
@@ -38,7 +37,7 @@ from gateway.coordinator.policy import parse_policy
 from gateway.coordinator.recorder import Flight, FlightRecorder, cycle_began, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
 from gateway.coordinator.stats import AcceptanceCounters, EngineCounters, EngineSnapshot
-from gateway.coordinator.validation import check_default_policy, check_limits, check_request
+from gateway.coordinator.validation import check_engine, check_request
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class Coordinator:
         limits: what the engine can hold.
         default_policy: block policy of requests that name none.
         clock: monotonic seconds.
-        max_waiting: most sequences that may wait for admission.
+        max_waiting: sequences that may wait for admission.
         caches_prefixes: share full pages between sequences that begin alike.
         cohorts: steps that may be in flight: ``(1,)``, ``(2,)``, or ``(1, 2)`` for the faster, as measured.
         scheduler: of the policies ``adaptive`` and ``table``; None for one that knows no prices yet.
@@ -83,10 +82,7 @@ class Coordinator:
         cohorts: tuple[int, ...] = (1, 2),
         scheduler: BlockScheduler | None = None,
     ) -> None:
-        check_limits(limits)
-        if max_waiting < 1:
-            raise ConfigError(f"max_waiting is {max_waiting}; it must be at least 1.")
-        check_default_policy(default_policy, limits)
+        check_engine(limits, max_waiting, default_policy)
         self._ring = ring
         self._limits = limits
         self._default_policy = default_policy
@@ -130,6 +126,15 @@ class Coordinator:
         drafter = find_drafter(drafters, request.drafter)
         policy = parse_policy(policy_text, drafters[drafter].max_draft_block_size)
         return Sequence(request, max_length, policy, self._limits.page_size, drafter)
+
+    def set_policy(self, policy: str) -> None:
+        """Change the default policy, for running requests that named none too (see ``WidthChooser``).
+
+        Raises:
+            InvalidRequestError: no such policy, or a drafter cannot follow it.
+        """
+        self._planner.widths.set_default(policy)
+        self._default_policy = policy
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue what ``prepare`` made, once.
@@ -183,8 +188,8 @@ class Coordinator:
 
     def outstanding_tokens(self, expected_output_tokens: int) -> int:
         """Return the expected work of all live sequences in tokens (see ``outstanding``)."""
-        arrived = self._inbox.outstanding_tokens(expected_output_tokens)
-        return arrived + self._planner.outstanding_tokens(expected_output_tokens)
+        parts = (self._inbox, self._planner)
+        return sum(part.outstanding_tokens(expected_output_tokens) for part in parts)
 
     def check_integrity(self) -> None:
         """Check the page tables; for tests and debugging, between steps.
@@ -231,7 +236,8 @@ class Coordinator:
             if is_closed or not self._send_next(started):
                 break
         if not self._flights and self._outbox.is_empty:
-            self._pause()
+            self._cohorts.pause()
+            self._step_clock.pause()
             return False
         landed = self._land(self._flights[0]) if self._flights else None
         self._publish()
@@ -298,10 +304,6 @@ class Coordinator:
         learn(self.scheduler, step_outcome(flight.planned, outcomes, result, step_ms))
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
         return flight, result, landed
-
-    def _pause(self) -> None:
-        self._cohorts.pause()  # it would measure the wait, and so would the clock
-        self._step_clock.pause()
 
     def _commit(self, flight: Flight, result: StepResult) -> list[RowOutcome]:
         """Commit all rows, then take the time: their cycles carry all of it. Return what became of drafts."""
@@ -378,7 +380,8 @@ class Coordinator:
             if self._planner.is_running(sequence):
                 self._end_with_error(sequence, error)
         self._planner.preempt_all()
-        self._pause()
+        self._cohorts.pause()
+        self._step_clock.pause()
 
     def _end_all(self, error: Exception) -> None:
         self._flights.clear()

@@ -60,7 +60,7 @@ class Planner:
         self._limits = limits
         self._scheduler = scheduler
         blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
-        self._widths = WidthChooser(blocks, scheduler)
+        self.widths = WidthChooser(blocks, scheduler)
         self._caches_prefixes = caches_prefixes
         self.pages = self._new_pages()
         self.waiting = WaitingQueue()
@@ -207,7 +207,7 @@ class Planner:
         decoding = [s for s in everyone if not s.is_in_flight]
         most_rows = -(-len(everyone) // planned.plan.num_cohorts)
         start = next((i for i, s in enumerate(decoding) if s.seq_id > self._last_verified_id), 0)
-        selected = self._widths.choose(
+        selected = self.widths.choose(
             (decoding[start:] + decoding[:start])[:most_rows],
             min(len(decoding), most_rows),
             budget,

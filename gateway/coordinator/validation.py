@@ -28,6 +28,18 @@ def check_limits(limits: EngineLimits) -> None:
             raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
 
 
+def check_engine(limits: EngineLimits, max_waiting: int, default_policy: str) -> None:
+    """Check that a coordinator can run.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    check_limits(limits)
+    if max_waiting < 1:
+        raise ConfigError(f"max_waiting is {max_waiting}; it must be at least 1.")
+    check_default_policy(default_policy, limits)
+
+
 def check_request(request: GenerationRequest, limits: EngineLimits) -> int:
     """Check a request against the engine's limits.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
-from gateway.coordinator.policy import TABLE, cycle_width
+from gateway.coordinator.policy import TABLE, BlockPolicy, cycle_width, parse_policy
 from gateway.coordinator.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,21 @@ class WidthChooser:
     """
 
     def __init__(self, max_widths: Sequences[int], scheduler: BlockScheduler) -> None:
+        self._default: BlockPolicy | None = None
         self._max_widths = list(max_widths)
         self._scheduler = scheduler
+
+    def set_default(self, text: str) -> None:
+        """Give sequences that named no policy another one. Mutates; any thread may call it.
+
+        Those that may draft keep their context in the drafter whatever width they get, so the way back is
+        open; those that began under ``off`` have none and go on plainly.
+
+        Raises:
+            InvalidRequestError: no such policy, or a drafter cannot follow it.
+        """
+        policies = [parse_policy(text, most) for most in self._max_widths]
+        self._default = policies[0]
 
     def choose(
         self,
@@ -91,15 +104,17 @@ class WidthChooser:
         return StepWidths(rows, decision, failures)
 
     def _fixed_width(self, sequence: Sequence, num_verify_rows: int) -> int | None:
-        most = self._max_widths[sequence.drafter]
-        if sequence.policy is TABLE:
+        most, policy = self._max_widths[sequence.drafter], sequence.policy
+        if sequence.request.policy is None and policy.may_draft:
+            policy = self._default or policy
+        if policy is TABLE:
             wanted: int | None = min(most, self._scheduler.table.width(num_verify_rows))
         else:
-            wanted = sequence.policy.width(sequence.stats, num_verify_rows)
+            wanted = policy.width(sequence.stats, num_verify_rows)
         if wanted is None:
             return None
         if not 1 <= wanted <= most:
-            raise ValueError(f"policy {sequence.policy.name} asked for width {wanted}")
+            raise ValueError(f"policy {policy.name} asked for width {wanted}")
         return cycle_width(wanted, sequence.num_remaining)
 
     def _with_scheduled(

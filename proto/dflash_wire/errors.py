@@ -68,6 +68,14 @@ class NotFoundError(ClientError):
     error_type = "not_found_error"
 
 
+class AuthenticationError(ClientError):
+    """A key is missing or wrong."""
+
+    code = "invalid_api_key"
+    status = 401
+    error_type = "authentication_error"
+
+
 class PayloadTooLargeError(ClientError):
     """The request body is larger than the server accepts."""
 

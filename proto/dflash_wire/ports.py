@@ -91,3 +91,24 @@ class EnginePort(Protocol):
 
     async def gauges(self) -> list[GroupGauges]:
         """Return what every engine group that answers holds now; for metrics, not per request."""
+
+    async def decisions(self, most: int) -> dict[str, list[str]]:
+        """Return the block schedulers' latest decisions in words, newest last.
+
+        Args:
+            most: lines per scheduler.
+
+        Returns:
+            by ``group/lane``.
+        """
+
+    async def set_policy(self, policy: str) -> int:
+        """Make ``policy`` the default of every engine group, for running requests that named none as well.
+
+        Returns:
+            how many groups have it now.
+
+        Raises:
+            InvalidRequestError: no such policy, or the drafters cannot follow it.
+            EngineUnavailableError: no group answers.
+        """

@@ -136,6 +136,24 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
 
 
+class SchedulerGauges(NamedTuple):
+    """One lane's block scheduler at one moment."""
+
+    state: str
+    num_switches: int
+    """Changes of the draft width, probes not counted."""
+    token_ratio: float
+    """Committed tokens observed / predicted, over the last full window."""
+    time_ratio: float
+    """Step time, the same."""
+    brier_score: float
+    """Of predicted acceptance; NaN before the first trial."""
+    survival: list[float]
+    """Probability that the first 1, 2, ... draft tokens are all accepted, of a new request."""
+    rows_by_width: list[int]
+    """Index w: rows that verified w positions so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupGauges:
     """One engine group at one moment, as its coordinator counts it."""
@@ -153,6 +171,8 @@ class GroupGauges:
     num_preemptions: int
     num_steps: int
     num_failed_steps: int
+    schedulers: tuple[SchedulerGauges, ...] = ()
+    """Per lane."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_wire.records import SchedulerGauges
 from gateway.coordinator.block_scheduler.allocation import (
     Allocation,
     allocate,
@@ -29,6 +30,7 @@ from gateway.coordinator.block_scheduler.guards import (
     WidthGuard,
 )
 from gateway.coordinator.block_scheduler.records import (
+    DEFAULT_TRAFFIC,
     Decision,
     FloatArray,
     IntArray,
@@ -105,22 +107,26 @@ class BlockScheduler:
         self._kept: _Kept | None = None
         self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
+        self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
         self._safe_until = 0
 
-    @property
-    def num_switches(self) -> int:
-        """Changes of the draft width so far, probes not counted."""
-        return self._guard.num_switches
+    def gauges(self) -> SchedulerGauges:
+        """Return what metrics show; any thread may ask."""
+        most = self.survival.num_positions + 1
+        return SchedulerGauges(
+            state=self.log[-1].state if self.log else TABLE,
+            num_switches=self._guard.num_switches,
+            token_ratio=self._token_alarm.ratio,
+            time_ratio=self._time_alarm.ratio,
+            brier_score=self.survival.brier_score,
+            survival=self.survival.class_survival(DEFAULT_TRAFFIC, most).tolist(),
+            rows_by_width=self._rows_by_width.tolist(),
+        )
 
-    @property
-    def token_ratio(self) -> float:
-        """Committed tokens observed / predicted over the last window."""
-        return self._token_alarm.ratio
-
-    @property
-    def time_ratio(self) -> float:
-        """Step time observed / predicted over the last window."""
-        return self._time_alarm.ratio
+    def explain(self, most: int) -> list[str]:
+        """Return the latest decisions in words, newest last; any thread may ask."""
+        # One call into C, so the driver cannot add one meanwhile.
+        return [f"{d.decision_id} {d.state}: {d.reason}" for d in list(self.log)[-most:]]
 
     def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
         """Choose the widths of one step; at least one row. Mutates."""
@@ -132,6 +138,7 @@ class BlockScheduler:
         else:
             decision = self._by_value(rows, load)
         self.log.append(decision)
+        self._rows_by_width += np.bincount(decision.widths, minlength=len(self._rows_by_width))
         return decision
 
     def observe(self, outcome: StepOutcome) -> None:

@@ -1,0 +1,119 @@
+"""The start-up sweep: every cell that fits, no step too large, in time, and kept for the next start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_wire.ports import EngineLimits
+from dflash_wire.records import StepPlan, StepResult
+from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
+from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
+from gateway.coordinator.block_scheduler.sweep import NUM_REPEATS, sweep, sweep_cells
+
+LIMITS = EngineLimits(
+    num_pages=512,
+    page_size=16,
+    max_step_positions=256,
+    max_rows=24,
+    max_context=2048,
+    max_draft_block_size=16,
+)
+WIDTHS = (1, 4, 8, 16)
+SAMPLES = [CostSample(1, 1, 128, 0.0, 2.0, 2.5), CostSample(1, 4, 128, 1.0, 2.5, 4.0)]
+MINE = {"device": "a", "widths": [1, 4]}
+
+
+class TimedRing:
+    """Checks plans, and takes as long as their positions."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.plans: list[StepPlan] = []
+
+    def send(self, plan: StepPlan) -> None:
+        if self.plans:
+            assert plan.step_id > self.plans[-1].step_id
+        assert plan.num_positions <= self.limits.max_step_positions
+        assert len(plan.rows) <= self.limits.max_rows
+        held = [page for row in plan.rows for page in row.page_ids]
+        assert len(set(held)) == len(held)
+        assert max(held) < self.limits.num_pages
+        read = {plan.feature_base + i for i in range(self.limits.max_step_positions)}
+        for ingest in plan.ingests:
+            for i in range(ingest.num_tokens):
+                assert 0 <= ingest.feature_offset + i < 2 * self.limits.max_step_positions
+                assert ingest.feature_offset + i not in read
+        self.plans.append(plan)
+
+    def receive(self, step_id: int) -> StepResult:
+        plan = self.plans[-1]
+        assert plan.step_id == step_id < 0
+        self.now += 0.001 * plan.num_positions
+        return StepResult(step_id, [], 0.5, float(plan.num_positions))
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_every_cell_is_measured_and_the_first_round_is_not_counted() -> None:
+    ring = TimedRing(LIMITS)
+    samples = sweep(ring, LIMITS, WIDTHS, 1e9, ring.clock)
+    cells = sweep_cells(LIMITS, WIDTHS)
+    assert len(samples) == NUM_REPEATS * len(cells)
+    assert {(s.num_rows, s.width) for s in samples} == {(c.num_rows, c.width) for c in cells}
+    assert {c.num_rows for c in cells} == {1, 2, 4, 8, 16, 24}
+    assert max(c.num_rows * c.width for c in cells) <= LIMITS.max_step_positions
+    assert samples[0].step_ms == pytest.approx(samples[0].num_rows * samples[0].width)
+    CostTable(samples)
+
+
+def test_the_time_is_kept_and_cheap_cells_come_first() -> None:
+    ring = TimedRing(LIMITS)
+    samples = sweep(ring, LIMITS, WIDTHS, 2.5, ring.clock)
+    assert ring.now < 2.5 + 0.001 * LIMITS.max_step_positions
+    assert samples and samples[0].num_rows == 1
+
+
+def test_a_small_engine_is_asked_for_what_it_holds() -> None:
+    small = EngineLimits(20, 16, 40, 8, 200, 16)
+    ring = TimedRing(small)
+    samples = sweep(ring, small, WIDTHS, 1e9, ring.clock)
+    assert {(1, 1), (1, 16), (2, 1)} <= {(s.num_rows, s.width) for s in samples}
+    assert max(s.num_rows for s in samples) == 2
+
+
+def test_kept_samples_come_back_for_the_same_engine_only(tmp_path: Path) -> None:
+    path = cost_path(tmp_path / "new", MINE)
+    assert load_samples(path, MINE) is None
+    save_samples(path, MINE, SAMPLES)
+    assert load_samples(path, MINE) == SAMPLES
+    assert cost_path(tmp_path / "new", {**MINE, "device": "b"}) != path
+    assert load_samples(path, {**MINE, "device": "b"}) is None
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "fingerprint": {}, "samples": 3}']
+)
+def test_a_broken_file_is_no_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    assert load_samples(path, {}) is None
+
+
+def test_samples_of_another_shape_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"format": 1, "fingerprint": MINE, "samples": [[1, 2]]}))
+    assert load_samples(path, MINE) is None
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    save_samples(tmp_path / "file" / "costs.json", MINE, SAMPLES)
+    assert "cannot keep" in caplog.text

@@ -1,0 +1,181 @@
+"""Widths that a scheduler chooses change how tokens come, never which; and it learns from all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from coordinator_fakes import Bench, make_limits, make_request
+from toy_target import DRAFTERS
+
+from gateway.coordinator.block_scheduler.build import build_scheduler
+from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
+from gateway.coordinator.block_scheduler.records import (
+    Decision,
+    RowState,
+    StepLoad,
+    StepOutcome,
+)
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
+
+TINY = make_limits(num_pages=13, page_size=4, max_step_positions=24, max_context=52)
+GROWING_SHAPES = [(3, 45), (2, 50), (5, 40), (1, 1), (4, 48), (16, 30), (2, 33), (40, 11)]
+
+
+def priced(draft_ms: float = 1.0, verify_ms: float = 0.01) -> BlockScheduler:
+    samples = [
+        CostSample(rows, width, 0, draft_ms * (width > 1), 5 + verify_ms * rows * width, 0.0)
+        for rows in (1, 8)
+        for width in (1, 4, 8, 16)
+    ]
+    whole = [s._replace(step_ms=s.draft_ms + s.verify_ms) for s in samples]
+    return build_scheduler(16, CostTable(whole))
+
+
+class Hostile(BlockScheduler):
+    """Any draft width each step, any verify widths within it."""
+
+    rng = random.Random(5)
+
+    def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        draft_width = self.rng.randint(1, 16)
+        left = load.max_positions - len(rows)
+        widths = []
+        for row in rows:
+            most = min(draft_width, row.max_width, left + 1)
+            widths.append(self.rng.randint(1, most))
+            left -= widths[-1] - 1
+        return Decision(0, draft_width, widths, 1.0, 1.0, "speculate", "any")
+
+
+def hostile() -> BlockScheduler:
+    of = priced()
+    return Hostile(of.survival, of.cost, of.table)
+
+
+class Failing(BlockScheduler):
+    """Fails in every call."""
+
+    def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        raise ZeroDivisionError("decide")
+
+    def observe(self, outcome: StepOutcome) -> None:
+        raise ZeroDivisionError("observe")
+
+
+def submit_shapes(bench: Bench, **fields: Any) -> None:
+    for i, shape in enumerate(GROWING_SHAPES):
+        bench.submit(make_request(f"r{i}", *shape, seed=i, **fields))
+
+
+@pytest.mark.parametrize("limits", [make_limits(), TINY], ids=["roomy", "tiny"])
+@pytest.mark.parametrize("cohorts", [(1,), (2,)])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("make", [hostile, priced])
+def test_output_equals_plain_generation(
+    make: Any, drafter: str, cohorts: tuple[int, ...], limits: Any
+) -> None:
+    bench = Bench(limits, DRAFTERS[drafter], "adaptive", cohorts=cohorts, scheduler=make())
+    submit_shapes(bench)
+    bench.run_until_idle()
+    bench.check_all_finished()
+
+
+def test_an_error_in_choosing_widths_costs_nobody_his_answer() -> None:
+    of = priced()
+    bench = Bench(policy="adaptive", scheduler=Failing(of.survival, of.cost, of.table))
+    submit_shapes(bench)
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert {row.width for plan in bench.ring.plans for row in plan.rows} == {1}
+
+
+def test_policies_of_all_kinds_share_a_step() -> None:
+    bench = Bench(policy="adaptive", scheduler=priced())
+    for i, policy in enumerate(["adaptive", "off", "static:3", "table", None]):
+        bench.submit(make_request(f"r{i}", 5, 60, seed=i, policy=policy))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    together = [plan for plan in bench.ring.plans if len(plan.rows) == 5]
+    widths = [[row.width for row in plan.rows if not row.is_prefill] for plan in together]
+    assert any(1 in mine and 3 in mine and 8 in mine for mine in widths)
+
+
+def test_good_drafts_widen_and_bad_ones_do_not() -> None:
+    def last_width(drafter: str) -> int:
+        bench = Bench(
+            make_limits(num_pages=512, max_context=1024),
+            DRAFTERS[drafter],
+            "adaptive",
+            scheduler=priced(draft_ms=3.0, verify_ms=0.5),
+        )
+        bench.submit(make_request("r", 5, 900))
+        bench.run_until_idle()
+        bench.check_all_finished()
+        return max(row.width for plan in bench.ring.plans[-40:-4] for row in plan.rows)
+
+    assert last_width("always_right") == 16
+    assert last_width("always_wrong") <= 4  # probes
+
+
+def test_a_block_is_drafted_whole_and_verified_in_part() -> None:
+    bench = Bench(policy="adaptive", scheduler=hostile())
+    bench.submit(make_request("r", 5, 100))
+    bench.run_until_idle()
+    rows = [row for plan in bench.ring.plans for row in plan.rows if not row.is_prefill]
+    assert any(row.drafted_width > row.width > 1 for row in rows)
+    assert all(row.drafted_width <= 16 for row in rows)
+    assert all(row.drafted_width == 1 for row in rows if row.width == 1)
+
+
+class Listening(BlockScheduler):
+    """Keeps what it is told."""
+
+    def __init__(self, of: BlockScheduler) -> None:
+        super().__init__(of.survival, of.cost, of.table)
+        self.outcomes: list[StepOutcome] = []
+        self.forgotten: list[int] = []
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        super().observe(outcome)
+
+    def forget(self, seq_id: int) -> None:
+        self.forgotten.append(seq_id)
+        super().forget(seq_id)
+
+
+def test_only_fair_trials_count() -> None:
+    """The stop token ends the sequence inside a block: what lies behind it was not rejected."""
+    listening = Listening(priced())
+    bench = Bench(drafter=DRAFTERS["always_right"], policy="static:8", scheduler=listening)
+    bench.submit(make_request("r", 5, 11))
+    bench.run_until_idle()
+    rows = [row for outcome in listening.outcomes for row in outcome.rows]
+    # The prefill gives one token, a block of 8 gives 8, and of the last one 2 are left: width 3.
+    assert [(row.num_trials, row.num_accepted) for row in rows] == [(7, 7), (2, 2)]
+    assert listening.forgotten == [0]
+
+
+def test_a_rejected_draft_is_one_failure_and_nothing_behind_it() -> None:
+    listening = Listening(priced())
+    bench = Bench(drafter=DRAFTERS["always_wrong"], policy="static:8", scheduler=listening)
+    bench.submit(make_request("r", 5, 20))
+    bench.run_until_idle()
+    rows = [row for outcome in listening.outcomes for row in outcome.rows if row.draft_width > 2]
+    assert {(row.num_trials, row.num_accepted) for row in rows} == {(1, 0)}
+
+
+def test_time_is_learned_from_one_landing_to_the_next_and_not_across_pauses() -> None:
+    listening = Listening(priced())
+    ticks = iter(range(100_000))
+    bench = Bench(policy="static:4", scheduler=listening, clock=lambda: 0.001 * next(ticks))
+    for i in range(2):
+        bench.submit(make_request(f"r{i}", 5, 20, seed=i))
+        bench.run_until_idle()
+    times = [outcome.step_ms for outcome in listening.outcomes]
+    assert times[0] is None
+    assert times.count(None) >= 2
+    assert all(time is None or time > 0 for time in times)
