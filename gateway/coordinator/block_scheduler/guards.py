@@ -1,8 +1,9 @@
 """What keeps the choice of a draft width from flapping, and what makes it look around.
 
 The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
-some eight steps, one that promises 1 % after thirty, one that promises a half never. A step that would be
-too wide for a load that has just grown is narrowed at once.
+some eight steps, one that promises 1 % after thirty, one that promises a half never; and the more it has
+changed of late, the more it takes. A step that would be too wide for a load that has just grown is narrowed
+at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ class GuardSettings:
     """A draft width is kept for at least so many steps, unless the load grows."""
     regret: float = 0.25
     """Added-up relative gains that make a change, in steps' worth."""
+    flap_steps: int = 128
+    """Each change doubles the regret that the next one needs; so many steps without one halve it again."""
+    most_regret: float = 4.0
     regret_decay: float = 0.98
     plain_margin: float = 0.01
     """Speculation must promise so much more than plain decoding."""
@@ -37,6 +41,7 @@ class WidthGuard:
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
         self._regret = 0.0
+        self._needed = settings.regret
         self._steps_kept = 0
         self._bucket = 0
         self.draft_width = 0
@@ -54,6 +59,8 @@ class WidthGuard:
         bucket = max(num_rows - 1, 0).bit_length()
         has_grown, self._bucket = bucket > self._bucket, bucket
         self._steps_kept += 1
+        if self._steps_kept % self._settings.flap_steps == 0:
+            self._needed = max(self._settings.regret, self._needed / 2)
         if self.draft_width not in options:
             return self._switch(best, "first choice")
         kept = options[self.draft_width]
@@ -68,7 +75,7 @@ class WidthGuard:
                 kept,
                 f"kept for {self._steps_kept} steps, {best.draft_width} promises {gain:+.1%}",
             )
-        if self._regret < self._settings.regret:
+        if self._regret < self._needed:
             return kept, f"{best.draft_width} promises only {gain:+.1%}"
         return self._switch(best, f"{gain:+.1%} over {kept.draft_width}")
 
@@ -79,6 +86,7 @@ class WidthGuard:
     def _switch(self, option: Allocation, why: str) -> tuple[Allocation, str]:
         if self.draft_width:
             self.num_switches += 1
+            self._needed = min(self._settings.most_regret, 2 * self._needed)
         self.draft_width = option.draft_width
         self._regret, self._steps_kept = 0.0, 0
         return option, f"changed: {why}"

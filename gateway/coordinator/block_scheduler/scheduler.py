@@ -58,7 +58,7 @@ MOST_SURPRISE = 4.0
 class SchedulerSettings:
     """What operators may change."""
 
-    draft_widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    draft_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16)
     """Blocks the drafter may be asked for; 1 is always among them."""
     target_tpot_ms: float | None = None
     """Time per output token that every row should meet if any width makes it."""
