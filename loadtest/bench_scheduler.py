@@ -1,0 +1,121 @@
+"""The block scheduler against fixed widths, traffic by traffic and load by load: ``make bench-scheduler``.
+
+One warm server, temperature 0. In each cell all policies run in one order and then in the opposite one, so
+that a drift of the machine hits all alike; a repeat is one such pair. Prints the regret matrix with bootstrap
+intervals and ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from tqdm import tqdm
+
+from loadtest import prompt_sets
+from loadtest.bench_report import rotated
+from loadtest.bench_rows import ApiClient
+from loadtest.bench_serving import PROMPTS_APART
+from loadtest.cell_options import add_cell_arguments, check_cell_options
+from loadtest.closed_loop import Cell, ClosedLoop
+from loadtest.processes import (
+    BenchError,
+    accept_interrupts,
+    add_server_arguments,
+    start_server,
+)
+from loadtest.scheduler_report import JUDGED, evaluate, render, to_json
+
+OUR_TRAFFIC = "word_problems,code_stubs,chat"
+PUBLIC_TRAFFIC = "gsm8k,humaneval,chat"
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench_scheduler", description=__doc__)
+    add_server_arguments(parser)
+    add_cell_arguments(
+        parser,
+        levels="1,2,4,8,16,32",
+        policies=f"off,static:4,static:6,static:8,static:16,{JUDGED}",
+        seconds=3.0,
+        warm_up=1.5,
+    )
+    parser.add_argument("--repeats", type=int, default=2, help="pairs of opposite orders")
+    options = parser.parse_args(arguments)
+    check_cell_options(parser, options, "repeats")
+    if JUDGED not in options.policies:
+        parser.error(f"--policies needs {JUDGED!r}: it is what is judged")
+    return options
+
+
+def default_traffic() -> str:
+    """GSM8K, HumanEval and chat when the public sets are here, else our own."""
+    has_public = set(prompt_sets.PUBLIC_SETS) <= set(prompt_sets.available_sets())
+    return PUBLIC_TRAFFIC if has_public else OUR_TRAFFIC
+
+
+async def measure(
+    loops: dict[str, ClosedLoop], options: argparse.Namespace
+) -> dict[str, list[Cell]]:
+    """Run all cells, level by level, every policy in one order and then in the opposite one."""
+    cells: dict[str, list[Cell]] = {traffic: [] for traffic in loops}
+    total = 2 * options.repeats * len(loops) * len(options.levels) * len(options.policies)
+    with tqdm(total=total, unit="cell") as progress:
+        for turn in range(2 * options.repeats):
+            order = rotated(list(options.policies), turn // 2)
+            if turn % 2:
+                order.reverse()
+            for traffic, loop in loops.items():
+                for level in options.levels:
+                    for policy in order:
+                        progress.set_postfix_str(f"{traffic}, {level} streams, {policy}")
+                        first = turn * PROMPTS_APART
+                        cells[traffic].append(
+                            await loop.run(policy, level, options.warm_up, options.seconds, first)
+                        )
+                        progress.update()
+    return cells
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the comparison and print it.
+
+    Raises:
+        BenchError: the server or a request failed.
+        ValueError: a prompt set is unknown.
+    """
+    names = options.prompts or default_traffic()
+    with ExitStack() as stack:
+        url = start_server(stack, options)
+        model = ApiClient(url).model_id()
+        loops = {
+            name: ClosedLoop(url, model, prompt_sets.load(name), options.max_tokens)
+            for name in names.split(",")
+        }
+        cells = asyncio.run(measure(loops, options))
+    matrix = evaluate(cells)
+    settings: dict[str, object] = {
+        "model": model,
+        "repeats": 2 * options.repeats,
+        "seconds": options.seconds,
+        "max_tokens": options.max_tokens,
+    }
+    print(render(matrix))
+    print(to_json(matrix, settings))
+
+
+def main() -> None:
+    """Command line entry."""
+    accept_interrupts()
+    try:
+        run(parse_arguments())
+    except (BenchError, ValueError) as error:
+        sys.exit(f"bench-scheduler: {error}")
+
+
+if __name__ == "__main__":
+    main()
