@@ -47,6 +47,8 @@ class FakeEngine:
         self.not_ready: DFlashError | None = None
         self.groups: list[GroupGauges] = []
         self.steps: list[list[StepRecord]] = []
+        self.policies: list[str] = []
+        self.refusal: DFlashError | None = None
 
     def generate(self, request: GenerationRequest) -> FakeChunks:
         self.requests.append(request)
@@ -58,6 +60,15 @@ class FakeEngine:
 
     async def recorded_steps(self) -> list[list[StepRecord]]:
         return self.steps
+
+    async def decisions(self, most: int) -> dict[str, list[str]]:
+        return {"a/0": [f"{i} speculate: why" for i in range(600)][-most:]}
+
+    async def set_policy(self, policy: str) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.policies.append(policy)
+        return 2
 
     async def gauges(self) -> list[GroupGauges]:
         return self.groups
