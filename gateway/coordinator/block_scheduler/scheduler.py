@@ -48,6 +48,8 @@ LOGGED_DECISIONS = 512
 FEW_ROWS = 4
 """Up to so many rows a choice is kept for a while: optimizing costs as much for one row as for many."""
 KEPT_STEPS = 4
+SURPRISE = 0.5
+"""Draft tokens that a probe accepts beyond what was expected, and the next one comes soon."""
 SAFE_STEPS = 512
 """How long the table rules after an alarm."""
 MOST_SURPRISE = 4.0
@@ -143,8 +145,10 @@ class BlockScheduler:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
-        self.survival.observe(outcome.rows)
+        excess = self.survival.observe(outcome.rows)
         decision = outcome.decision
+        if decision is not None and decision.state == PROBE and excess > SURPRISE:
+            self._probes.hurry()
         # A probe out of plain decoding drafts for a few rows only: no cell of the cost model is its.
         if self.cost is not None and (decision is None or decision.state != PROBE):
             ratio = self.cost.observe(outcome)

@@ -132,14 +132,19 @@ class SurvivalEstimator:
         """Return ``[draft_width - 1]`` probabilities of a request of a class that nothing is known of."""
         return _float(np.cumprod(_sigmoid(self._class_logits(traffic, draft_width))))
 
-    def observe(self, outcomes: Sequence[RowOutcome]) -> None:
-        """Learn from one step's rows that drafted. Mutates."""
+    def observe(self, outcomes: Sequence[RowOutcome]) -> float:
+        """Learn from one step's rows that drafted. Mutates.
+
+        Returns:
+            accepted draft tokens beyond what was expected of these trials; 0 without any.
+        """
         drafted = [o for o in outcomes if o.draft_width > 1]
         if not drafted:
-            return
-        self._score(drafted)
+            return 0.0
+        excess = self._score(drafted)
         self._count(drafted)
         self._logits.clear()
+        return excess
 
     def forget(self, seq_id: int) -> None:
         """Drop what is known of a request that has ended. Mutates."""
@@ -208,7 +213,7 @@ class SurvivalEstimator:
         reached: FloatArray = np.cumsum(ends[::-1])[::-1][1:].astype(np.float64)
         return reached
 
-    def _score(self, outcomes: Sequence[RowOutcome]) -> None:
+    def _score(self, outcomes: Sequence[RowOutcome]) -> float:
         """Update shifts and the Brier score against what was expected before this step."""
         settings = self._settings
         expected: dict[tuple[str, int], _Expected] = {}
@@ -219,6 +224,7 @@ class SurvivalEstimator:
                 expected[key] = _Expected(_sigmoid(self._class_logits(*key)))
             by_width.setdefault(o.draft_width, []).append(o)
         self._score_predictions(by_width)
+        total = 0.0
         for width, mine in by_width.items():
             excess = information = 0.0
             for o in mine:
@@ -232,6 +238,8 @@ class SurvivalEstimator:
             score = self._widths.setdefault(width, Score())
             kept = score.shift(settings.width_prior)
             score.add(excess + kept * information, information, settings.width_decay)
+            total += excess
+        return total
 
     def _score_predictions(self, by_width: dict[int, list[RowOutcome]]) -> None:
         decay = self._settings.brier_decay
