@@ -35,6 +35,7 @@ from drafter.training.demo.recipe import (
     AVERAGED_RUNS,
     LAST_RUN,
     LAST_SHARE,
+    RESPONSES,
     STUB_RESPONSES,
     DrafterRecipe,
     average_drafters,
@@ -113,7 +114,7 @@ def run_sharpen(work: Path) -> None:
     sharpen_target(
         target,
         load_tokenizer(base / "target"),
-        greedy_examples(base / "responses.jsonl"),
+        greedy_examples(base / RESPONSES),
         greedy_examples(base / "held_out_responses.jsonl"),
         SharpenRecipe(),
         work,
@@ -129,7 +130,7 @@ def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -
     held_out = held_out_tasks(tokenizer, held_out_rows, recipe)
     write_responses(target, held_out, recipe, work / "held_out_responses.jsonl")
     groups = plan_tasks(tokenizer, train_rows, recipe)
-    done = write_responses(target, groups, recipe, work / "responses.jsonl", minutes)
+    done = write_responses(target, groups, recipe, work / RESPONSES, minutes)
     print(f"responses: {done} of {len(groups)} groups")
 
 

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafter.training.demo.corpus import Conversation
+from drafter.training.demo.corpus import CODE_REQUEST, Conversation
 
-CODE_REQUEST = "Complete this Python function:\n"
 MAX_SENTENCE_CHARS = 160
 _SIGNATURE = re.compile(r"^(?:async )?def (\w+)\(([^)]*)\)", re.MULTILINE)
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import random
 
-from drafter.training.demo.corpus import Conversation
-from drafter.training.demo.stubs import CODE_REQUEST, StubPools, code_stubs, write_stub
+from drafter.training.demo.corpus import CODE_REQUEST, Conversation
+from drafter.training.demo.stubs import StubPools, code_stubs, write_stub
 
 ROWS = [
     Conversation(
