@@ -6,8 +6,10 @@ Stages, each resumable, each reading what the one before left in ``--work``:
     base-drafter    a drafter trained on them, whole draft blocks
     sharpen         the shipped target: the first one trained on its own greedy responses
     responses       the shipped target's responses
-    drafter         the shipped drafter: the mean of two runs that train the first one on, also in
-                    narrower draft blocks
+    stub-responses  its responses to generated Python function heads
+    drafter         the shipped drafter: two runs that train the first one on, also in narrower draft
+                    blocks, their mean, a last run that goes on from that with function heads too, and
+                    the mean of those
     evaluate        held-out figures of the pair
     export          copies of both models in ``--out``
     all             all of them in order
@@ -29,11 +31,17 @@ from drafter.training.demo.evaluate import evaluate_pair, print_figures
 from drafter.training.demo.generation import GENERATION_ATTENTION
 from drafter.training.demo.pair import export_pair
 from drafter.training.demo.recipe import (
-    FINAL_RUNS,
+    AVERAGE,
+    AVERAGED_RUNS,
+    LAST_RUN,
+    LAST_SHARE,
+    RESPONSES,
+    STUB_RESPONSES,
     DrafterRecipe,
     average_drafters,
+    averaged_drafter_recipes,
     base_drafter_recipe,
-    final_drafter_recipes,
+    final_drafter_recipe,
     train_drafter,
 )
 from drafter.training.demo.responses import (
@@ -43,6 +51,7 @@ from drafter.training.demo.responses import (
     write_responses,
 )
 from drafter.training.demo.sharpen import SharpenRecipe, greedy_examples, sharpen_target
+from drafter.training.demo.stubs import code_stubs
 from drafter.training.demo.target import (
     TargetRecipe,
     encode_conversation,
@@ -51,12 +60,17 @@ from drafter.training.demo.target import (
 )
 from drafter.training.demo.tokenizer import load_tokenizer, train_tokenizer
 
+STUB_SEED = 20261206
+NUM_STUBS = 16000
+"""Function heads to answer; the shipped drafter saw the responses to the first two thirds of the groups."""
+
 STAGES = (
     "base-target",
     "base-responses",
     "base-drafter",
     "sharpen",
     "responses",
+    "stub-responses",
     "drafter",
     "evaluate",
     "export",
@@ -100,7 +114,7 @@ def run_sharpen(work: Path) -> None:
     sharpen_target(
         target,
         load_tokenizer(base / "target"),
-        greedy_examples(base / "responses.jsonl"),
+        greedy_examples(base / RESPONSES),
         greedy_examples(base / "held_out_responses.jsonl"),
         SharpenRecipe(),
         work,
@@ -116,8 +130,19 @@ def run_responses(gsm8k: Path, work: Path, passes: int, minutes: float | None) -
     held_out = held_out_tasks(tokenizer, held_out_rows, recipe)
     write_responses(target, held_out, recipe, work / "held_out_responses.jsonl")
     groups = plan_tasks(tokenizer, train_rows, recipe)
-    done = write_responses(target, groups, recipe, work / "responses.jsonl", minutes)
+    done = write_responses(target, groups, recipe, work / RESPONSES, minutes)
     print(f"responses: {done} of {len(groups)} groups")
+
+
+def run_stub_responses(gsm8k: Path, work: Path, minutes: float | None) -> None:
+    """Write ``work/stub_responses.jsonl``."""
+    recipe = ResponseRecipe(max_new_tokens=128, seed=STUB_SEED)
+    target = load_demo_target(work, GENERATION_ATTENTION)
+    train_rows, _ = load_conversations(gsm8k, TargetRecipe().seed)
+    stubs = code_stubs(train_rows, NUM_STUBS, STUB_SEED)
+    groups = plan_tasks(load_tokenizer(work / "target"), stubs, recipe)
+    done = write_responses(target, groups, recipe, work / STUB_RESPONSES, minutes)
+    print(f"responses to function heads: {done} of {len(groups)} groups")
 
 
 def run_drafter(
@@ -137,10 +162,13 @@ def run_drafter(
 
 
 def run_final_drafter(work: Path, steps: int | None, minutes: float | None) -> None:
-    """Train the shipped drafter in two runs and average them into ``work/drafter``."""
-    for name, recipe in zip(FINAL_RUNS, final_drafter_recipes(work), strict=True):
+    """Train two runs, average them, train the average on, and average again into ``work/drafter``."""
+    for name, recipe in zip(AVERAGED_RUNS, averaged_drafter_recipes(work), strict=True):
         run_drafter(work, recipe, steps, minutes, name)
-    average_drafters([work / name for name in FINAL_RUNS], work / "drafter")
+    average_drafters([work / name for name in AVERAGED_RUNS], work / AVERAGE)
+    run_drafter(work, final_drafter_recipe(work), steps, minutes, LAST_RUN)
+    shares = (1 - LAST_SHARE, LAST_SHARE)
+    average_drafters([work / AVERAGE, work / LAST_RUN], work / "drafter", shares)
 
 
 def run_evaluate(gsm8k: Path, work: Path) -> None:
@@ -165,6 +193,8 @@ def run_stage(stage: str, arguments: argparse.Namespace) -> None:
         run_target(gsm8k, base, arguments.steps)
     elif stage == "sharpen":
         run_sharpen(work)
+    elif stage == "stub-responses":
+        run_stub_responses(gsm8k, work, minutes)
     elif stage.endswith("responses"):
         folder = base if stage.startswith("base") else work
         run_responses(gsm8k, folder, arguments.passes, minutes)

@@ -20,6 +20,9 @@ CALCULATOR_MARK = re.compile(r"<<[^>]*>>")
 SKIPPED_FOLDERS = ("site-packages", "/test", "idlelib", "lib2to3", "turtledemo", "__pycache__")
 HELD_OUT_PERCENT = 4
 
+CODE_REQUEST = "Complete this Python function:\n"
+"""What comes before a function head that is to be completed."""
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -81,7 +84,7 @@ def python_functions(sources: list[str], max_chars: int = 700) -> Iterator[Conve
             stub, rest = "\n".join(head), "\n".join(body).strip("\n")
             if not rest or len(stub) + len(rest) > max_chars:
                 continue
-            user = f"Complete this Python function:\n{stub}"
+            user = CODE_REQUEST + stub
             yield Conversation("code", user, f"```python\n{rest}\n```")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,15 @@ from drafter.training.data import read_rows
 from drafter.training.export import export_drafter
 from drafter.training.trainer import Trainer
 
-FINAL_RUNS = ("drafter-first", "drafter-second")
-"""Folders of the two runs whose average is shipped."""
+AVERAGED_RUNS = ("drafter-first", "drafter-second")
+"""Folders of the two runs whose average the last one goes on from."""
+AVERAGE = "drafter-mean"
+LAST_RUN = "drafter-last"
+LAST_SHARE = 0.7
+"""Of the last run's weights in the shipped drafter; the rest is the average that it went on from."""
+RESPONSES = "responses.jsonl"
+STUB_RESPONSES = "stub_responses.jsonl"
+"""Responses to generated function heads (see ``stubs``)."""
 
 
 def demo_training_config() -> TrainingConfig:
@@ -51,11 +59,13 @@ class DrafterRecipe:
 
     Attributes:
         initial: folder of a drafter to train on from; None starts with fresh weights.
+        responses: files of the work folder to learn from.
     """
 
     num_layers: int = 2
     num_taps: int = 5
     initial: str | None = None
+    responses: tuple[str, ...] = (RESPONSES,)
     training: TrainingConfig = field(default_factory=demo_training_config)
 
 
@@ -64,8 +74,8 @@ def base_drafter_recipe() -> DrafterRecipe:
     return DrafterRecipe()
 
 
-def final_drafter_recipes(work: Path) -> list[DrafterRecipe]:
-    """Return the recipes of ``FINAL_RUNS``: each trains on from the one before, the first from the first
+def averaged_drafter_recipes(work: Path) -> list[DrafterRecipe]:
+    """Return the recipes of ``AVERAGED_RUNS``: each trains on from the one before, the first from the first
     drafter, and some of their draft blocks are narrower."""
     settings = demo_training_config()
     first = replace(
@@ -76,8 +86,23 @@ def final_drafter_recipes(work: Path) -> list[DrafterRecipe]:
     )
     return [
         DrafterRecipe(initial=str(work / "base" / "drafter"), training=first),
-        DrafterRecipe(initial=str(work / FINAL_RUNS[0]), training=second),
+        DrafterRecipe(initial=str(work / AVERAGED_RUNS[0]), training=second),
     ]
+
+
+def final_drafter_recipe(work: Path) -> DrafterRecipe:
+    """Return the recipe of ``LAST_RUN``: the average trained on, with responses to function heads too."""
+    training = replace(
+        demo_training_config(),
+        peak_lr=2e-3,
+        max_steps=3600,
+        epochs=50,
+        narrow_share=0.3,
+        feature_cache_gb=9.0,
+        seed=20261206,
+    )
+    responses = (RESPONSES, STUB_RESPONSES)
+    return DrafterRecipe(initial=str(work / AVERAGE), responses=responses, training=training)
 
 
 def new_drafter(
@@ -119,7 +144,7 @@ def train_drafter(
         TransformersFeatureSource(target, model.target_layer_ids, use_bf16=True),
         int(config.feature_cache_gb * 2**30),
     )
-    rows = read_rows(work / "responses.jsonl", config.max_length)
+    rows = [row for name in recipe.responses for row in read_rows(work / name, config.max_length)]
     held_out = read_rows(work / "held_out_responses.jsonl", config.max_length)
     trainer = Trainer(
         model,
@@ -146,18 +171,27 @@ def train_drafter(
     return result
 
 
-def average_drafters(drafters: list[Path], out: Path) -> None:
-    """Export the mean of several drafters' weights.
+def average_drafters(
+    drafters: list[Path], out: Path, shares: Sequence[float] | None = None
+) -> None:
+    """Export the mean of several drafters' weights, by ``shares`` that sum to one or all alike.
 
     Two ends of one training that go on from each other lie around the same minimum; their mean is nearer to
     it than either, and generalizes better.
     """
     models = [load_draft_model(path, torch.float32, ATTENTION_NAME) for path in drafters]
     states = [model.state_dict() for model in models]
-    mean = {name: torch.stack([s[name] for s in states]).mean(dim=0) for name in states[0]}
+    shares = shares or [1 / len(states)] * len(states)
+    mean = {
+        name: sum(
+            (share * s[name] for share, s in zip(shares, states, strict=True)),
+            torch.zeros_like(value),
+        )
+        for name, value in states[0].items()
+    }
     models[0].load_state_dict(mean)
     export_drafter(models[0], out)
-    summary = {"average_of": [_recipe_of(path) for path in drafters]}
+    summary = {"average_of": [_recipe_of(path) for path in drafters], "shares": list(shares)}
     (out / "recipe.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

@@ -16,7 +16,13 @@ from drafter.model import load_draft_model
 from drafter.training.attention import ATTENTION_NAME
 from drafter.training.demo.generation import GENERATION_ATTENTION, generate
 from drafter.training.demo.pair import DRAFTER_FILES, TARGET_FILES, export_pair
-from drafter.training.demo.recipe import DrafterRecipe, average_drafters, final_drafter_recipes
+from drafter.training.demo.recipe import (
+    STUB_RESPONSES,
+    DrafterRecipe,
+    average_drafters,
+    averaged_drafter_recipes,
+    final_drafter_recipe,
+)
 from drafter.training.demo.responses import (
     ResponseRecipe,
     ResponseTask,
@@ -134,14 +140,20 @@ def test_the_mean_of_drafters_is_exported_with_both_recipes(tmp_path: Path) -> N
     mean = load_draft_model(tmp_path / "mean", torch.float32, ATTENTION_NAME)
     assert all(bool((value == 1.0).all()) for value in mean.parameters())
     recipe = json.loads((tmp_path / "mean" / "recipe.json").read_text())
-    assert recipe == {"average_of": [{"step": 0}, {"step": 1}]}
+    assert recipe == {"average_of": [{"step": 0}, {"step": 1}], "shares": [0.5, 0.5]}
+    average_drafters(models, tmp_path / "shares", (0.25, 0.75))
+    shares = load_draft_model(tmp_path / "shares", torch.float32, ATTENTION_NAME)
+    assert all(bool((value == 1.25).all()) for value in shares.parameters())
 
 
 def test_the_final_runs_go_on_from_each_other() -> None:
-    first, second = final_drafter_recipes(Path("work"))
+    first, second = averaged_drafter_recipes(Path("work"))
     assert first.initial == "work/base/drafter"
     assert second.initial == "work/drafter-first"
     assert first.training.seed != second.training.seed
+    final = final_drafter_recipe(Path("work"))
+    assert final.initial == "work/drafter-mean"
+    assert STUB_RESPONSES in final.responses
 
 
 def test_pair_export_copies_and_counts(tmp_path: Path) -> None:
