@@ -48,8 +48,8 @@ LOGGED_DECISIONS = 512
 FEW_ROWS = 4
 """Up to so many rows a choice is kept for a while: optimizing costs as much for one row as for many."""
 KEPT_STEPS = 4
-SURPRISE = 0.5
-"""Draft tokens that a probe accepts beyond what was expected, and the next one comes soon."""
+SURPRISE = 2.0
+"""Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
 SAFE_STEPS = 512
 """How long the table rules after an alarm."""
 MOST_SURPRISE = 4.0

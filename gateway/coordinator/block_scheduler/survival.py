@@ -6,13 +6,17 @@ shrunk from a long memory to recent traffic, from there to the class of the requ
 log-odds scale by one number per draft width and one per request. A position without a fair trial (behind
 the first rejection, a stop token, the length limit, or the verify width) is no observation at all: a
 Kaplan-Meier estimate with fading memory.
+
+What came beyond what was expected is shared out by doubt: counts learn what the two shifts do not explain,
+and a shift learns little while the other levels are still in doubt. Else a draft width that happens to be
+the first one in use would take for its own merit what any width would have had.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +24,8 @@ from gateway.coordinator.block_scheduler.records import FloatArray, RowOutcome, 
 
 MOST_SHIFT = 3.0
 """Log-odds; a request's or a draft width's shift goes no further."""
-FORGET_SHIFT = 1e-3
-"""A score that has decayed below this is dropped."""
+LEAST_HAZARD = 1e-4
+"""Hazards stay so far away from 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,14 @@ class SurvivalSettings:
     prior_trials: float = 4.0
     memory_decay: float = 0.9995
     recent_decay: float = 0.98
+    surprised_decay: float = 0.7
+    """Instead, for recent and class counts, in a step that contradicts them."""
+    surprise: float = 3.0
+    """Standard deviations that are a contradiction."""
     shrink_trials: float = 8.0
     """Weight of the memory in recent hazards, and of those in a class's, in trials."""
     width_decay: float = 0.99
-    width_prior: float = 8.0
+    width_prior: float = 40.0
     """Information (Fisher) that a draft width's shift starts with."""
     request_decay: float = 0.95
     request_prior: float = 2.0
@@ -50,51 +58,42 @@ class HazardCounts:
         self.hits = np.zeros(num_positions)
 
     def add(self, trials: FloatArray, hits: FloatArray, decay: float) -> None:
-        """Fade, then add one step's counts. Mutates."""
-        self.trials *= decay
-        self.trials += trials
-        self.hits *= decay
-        self.hits += hits
+        """Fade, then add one step's counts; ``hits`` with shifts taken out need not lie within trials. Mutates."""
+        self.trials = self.trials * decay + trials
+        self.hits = np.clip(self.hits * decay + hits, 0.0, self.trials)
 
-    def hazards(self, base: FloatArray | float, weight: float) -> FloatArray:
-        """Hazards shrunk to ``base`` as if that were ``weight`` trials."""
-        shrunk: FloatArray = (self.hits + weight * base) / (self.trials + weight)
+    def hazards(self, base: Sequence[float], weight: float) -> list[float]:
+        """Hazards shrunk to ``base`` as if that were ``weight`` trials.
+
+        What a position differs from its base by, on the log-odds scale, is expected of the next one too.
+        """
+        shrunk, moved = [], 0.0
+        for hits, trials, at in zip(self.hits.tolist(), self.trials.tolist(), base, strict=True):
+            plain = _log_odds(at)
+            expected = 1.0 / (1.0 + math.exp(-plain - moved))
+            hazard = (hits + weight * expected) / (trials + weight)
+            moved = _log_odds(hazard) - plain
+            shrunk.append(hazard)
         return shrunk
-
-    def chained_hazards(self, first: float, weight: float) -> FloatArray:
-        """Hazards that go on as at the position before where little is known."""
-        hazards, before = [], first
-        for hits, trials in zip(self.hits.tolist(), self.trials.tolist(), strict=True):
-            before = (hits + weight * before) / (trials + weight)
-            hazards.append(before)
-        return np.array(hazards)
 
 
 @dataclass(slots=True)
 class Score:
-    """A shift on the log-odds scale: what came minus what was expected, and its variance."""
+    """A shift on the log-odds scale: what came minus what was expected without it, and its information."""
 
     excess: float = 0.0
     information: float = 0.0
 
-    def add(self, excess: float, information: float, decay: float) -> None:
-        """Fade, then add. Mutates."""
-        self.excess = self.excess * decay + excess
+    def add(self, excess: float, information: float, decay: float, prior: float) -> None:
+        """Fade, then add what came beyond what was expected with the present shift. Mutates."""
+        unshifted = excess + self.shift(prior) * information
+        self.excess = self.excess * decay + unshifted
         self.information = self.information * decay + information
 
     def shift(self, prior: float) -> float:
-        """One Newton step from zero."""
+        """The most likely shift, shrunk to 0 by ``prior`` information."""
         moved = self.excess / (self.information + prior)
         return min(MOST_SHIFT, max(-MOST_SHIFT, moved))
-
-
-class _Expected:
-    """Hazards of a class at a draft width as cumulative sums: index ``t`` is over the first ``t``
-    positions."""
-
-    def __init__(self, hazards: FloatArray) -> None:
-        self.hits: list[float] = [0.0, *np.cumsum(hazards).tolist()]
-        self.information: list[float] = [0.0, *np.cumsum(hazards * (1 - hazards)).tolist()]
 
 
 class SurvivalEstimator:
@@ -116,7 +115,7 @@ class SurvivalEstimator:
         self._widths: dict[int, Score] = {}
         self._requests: dict[int, Score] = {}
         self._brier_sum = self._brier_weight = 0.0
-        self._logits: dict[tuple[str, int], FloatArray] = {}
+        self._hazards: dict[str, FloatArray] = {}
 
     @property
     def brier_score(self) -> float:
@@ -125,144 +124,164 @@ class SurvivalEstimator:
 
     def survival(self, rows: Sequence[RowState], draft_width: int) -> FloatArray:
         """Return ``[rows, draft_width - 1]`` probabilities, falling along each row."""
-        hazards = self._hazards([(r.seq_id, r.traffic) for r in rows], draft_width)
-        return _float(np.cumprod(hazards, axis=1))
+        hazards = self._row_hazards(rows, self._request_shifts(rows), draft_width)
+        survival: FloatArray = np.cumprod(hazards, axis=1)
+        return survival
 
     def class_survival(self, traffic: str, draft_width: int) -> FloatArray:
         """Return ``[draft_width - 1]`` probabilities of a request of a class that nothing is known of."""
-        return _float(np.cumprod(_sigmoid(self._class_logits(traffic, draft_width))))
+        odds = self._odds(traffic, draft_width)
+        survival: FloatArray = np.cumprod(odds / (1.0 + odds))
+        return survival
 
     def observe(self, outcomes: Sequence[RowOutcome]) -> float:
         """Learn from one step's rows that drafted. Mutates.
 
         Returns:
-            accepted draft tokens beyond what was expected of these trials; 0 without any.
+            accepted draft tokens beyond what was expected of these trials, in standard deviations; 0 without
+            any.
         """
-        drafted = [o for o in outcomes if o.draft_width > 1]
-        if not drafted:
-            return 0.0
-        excess = self._score(drafted)
-        self._count(drafted)
-        self._logits.clear()
-        return excess
+        by_width: dict[int, list[RowOutcome]] = {}
+        for outcome in outcomes:
+            if outcome.draft_width > 1:
+                by_width.setdefault(outcome.draft_width, []).append(outcome)
+        surprise = 0.0
+        for width, mine in by_width.items():
+            surprise += self._learn(width, mine)
+        return surprise / math.sqrt(max(1, len(by_width)))
 
     def forget(self, seq_id: int) -> None:
         """Drop what is known of a request that has ended. Mutates."""
         self._requests.pop(seq_id, None)
 
-    def _hazards(self, rows: Sequence[tuple[int, str]], draft_width: int) -> FloatArray:
+    def _request_shifts(self, rows: Sequence[RowState] | Sequence[RowOutcome]) -> FloatArray:
         prior, requests = self._settings.request_prior, self._requests
-        base = np.stack([self._class_logits(traffic, draft_width) for _, traffic in rows])
-        shifts = [
-            requests[seq_id].shift(prior) if seq_id in requests else 0.0 for seq_id, _ in rows
-        ]
-        return _sigmoid(base + np.array(shifts)[:, None])
+        return np.array(
+            [requests[r.seq_id].shift(prior) if r.seq_id in requests else 0.0 for r in rows]
+        )
 
-    def _class_logits(self, traffic: str, draft_width: int) -> FloatArray:
-        key = (traffic, draft_width)
-        if key not in self._logits:
-            logits = _logit(self._class_hazards(traffic)[: draft_width - 1])
-            self._logits[key] = logits + self._width_shift(draft_width)
-        return self._logits[key]
+    def _row_hazards(
+        self,
+        rows: Sequence[RowState] | Sequence[RowOutcome],
+        shifts: FloatArray,
+        draft_width: int,
+    ) -> FloatArray:
+        """Hazards ``[rows, draft_width - 1]`` of rows with these shifts ``[rows]``."""
+        classes = {row.traffic: 0 for row in rows}
+        odds = np.stack([self._odds(traffic, draft_width) for traffic in classes])
+        if len(classes) > 1:
+            classes = {traffic: index for index, traffic in enumerate(classes)}
+            odds = odds[[classes[row.traffic] for row in rows]]
+        odds = odds * np.exp(shifts)[:, None]
+        return odds / (1.0 + odds)
+
+    def _odds(self, traffic: str, draft_width: int) -> FloatArray:
+        """Odds ``[draft_width - 1]`` of each draft token of a class."""
+        hazards = np.clip(
+            self._class_hazards(traffic)[: draft_width - 1], LEAST_HAZARD, 1 - LEAST_HAZARD
+        )
+        return hazards / (1.0 - hazards) * math.exp(self._width_shift(draft_width))
 
     def _class_hazards(self, traffic: str) -> FloatArray:
         """A class's hazards at a draft width of no particular effect."""
-        settings = self._settings
-        memory = self._memory.chained_hazards(settings.prior_hazard, settings.prior_trials)
-        hazards = self._recent.hazards(memory, settings.shrink_trials)
-        if traffic in self._classes:
-            hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
-        return hazards
+        if traffic not in self._hazards:
+            settings = self._settings
+            prior = [settings.prior_hazard] * self.num_positions
+            memory = self._memory.hazards(prior, settings.prior_trials)
+            hazards = self._recent.hazards(memory, settings.shrink_trials)
+            if traffic in self._classes:
+                hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
+            self._hazards[traffic] = np.array(hazards)
+        return self._hazards[traffic]
 
     def _width_shift(self, draft_width: int) -> float:
         score = self._widths.get(draft_width)
         return score.shift(self._settings.width_prior) if score else 0.0
 
-    def _count(self, outcomes: Sequence[RowOutcome]) -> None:
+    def _learn(self, width: int, rows: list[RowOutcome]) -> float:
+        """Learn from rows of one draft width; return the surprise in standard deviations. Mutates."""
         settings = self._settings
-        by_cell: dict[tuple[str, int], list[RowOutcome]] = {}
-        for outcome in outcomes:
-            by_cell.setdefault((outcome.traffic, outcome.draft_width), []).append(outcome)
-        by_class: dict[str, FloatArray] = {}
-        for (traffic, width), mine in by_cell.items():
-            counts = self._counts_at_no_width(traffic, width, mine)
-            by_class[traffic] = by_class[traffic] + counts if traffic in by_class else counts
-        for traffic, counts in by_class.items():
+        shifts = self._request_shifts(rows)
+        position = np.arange(1, width)
+        is_trial = position <= np.array([row.num_trials for row in rows])[:, None]
+        is_hit = position <= np.array([row.num_accepted for row in rows])[:, None]
+        expected = self._row_hazards(rows, shifts, width)
+        beyond = (is_hit - expected) * is_trial
+        self._score_predictions(beyond, is_trial)
+        information = (expected * (1.0 - expected) * is_trial).sum(axis=1)
+        own_doubt = self._request_doubts(rows)
+        spread = math.sqrt(float(np.sum(information * (1.0 + information * own_doubt))))
+        surprise = float(beyond.sum()) / spread if spread else 0.0
+        self._count(rows, is_trial, beyond, abs(surprise) > settings.surprise)
+        # Shifts get what the counts have not taken.
+        left = (is_hit - self._row_hazards(rows, shifts, width)) * is_trial
+        excess = left.sum(axis=1)
+        self._score_width(width, excess, information, own_doubt)
+        self._score_requests(rows, excess, information)
+        return surprise
+
+    def _request_doubts(self, rows: list[RowOutcome]) -> FloatArray:
+        """Variances ``[rows]`` of the requests' shifts, in squared log-odds."""
+        requests, prior = self._requests, self._settings.request_prior
+        known = [requests[r.seq_id].information if r.seq_id in requests else 0.0 for r in rows]
+        return 1.0 / (np.array(known) + prior)
+
+    def _score_requests(
+        self, rows: list[RowOutcome], excess: FloatArray, information: FloatArray
+    ) -> None:
+        settings = self._settings
+        for row, more, known in zip(rows, excess.tolist(), information.tolist(), strict=True):
+            score = self._requests.setdefault(row.seq_id, Score())
+            score.add(more, known, settings.request_decay, settings.request_prior)
+
+    def _score_width(
+        self, width: int, excess: FloatArray, information: FloatArray, own_doubt: FloatArray
+    ) -> None:
+        """Move a draft width's shift, less by requests that may explain as much themselves. Mutates."""
+        settings = self._settings
+        # A share may not depend on how many trials came of the cycle: it would favour short ones.
+        shares = 1.0 / (1.0 + own_doubt)
+        score = self._widths.setdefault(width, Score())
+        score.add(
+            float(excess @ shares),
+            float(information @ shares),
+            settings.width_decay,
+            settings.width_prior,
+        )
+
+    def _count(
+        self,
+        rows: list[RowOutcome],
+        is_trial: np.ndarray,
+        beyond: FloatArray,
+        is_surprised: bool,
+    ) -> None:
+        """Count trials and successes, the shifts' effects taken out. Mutates."""
+        settings = self._settings
+        decay = settings.surprised_decay if is_surprised else settings.recent_decay
+        by_class: dict[str, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_class.setdefault(row.traffic, []).append(index)
+        total = np.zeros((2, self.num_positions))
+        for traffic, indices in by_class.items():
+            trials, more = is_trial[indices].sum(axis=0), beyond[indices].sum(axis=0)
+            num = len(trials)
+            hits = trials * self._class_hazards(traffic)[:num] + more
+            counts = np.zeros((2, self.num_positions))
+            counts[0, :num], counts[1, :num] = trials, hits
+            total += counts
             of_class = self._classes.setdefault(traffic, HazardCounts(self.num_positions))
-            of_class.add(counts[0], counts[1], settings.recent_decay)
-        trials, hits = sum(by_class.values(), np.zeros((2, self.num_positions)))
-        self._memory.add(trials, hits, settings.memory_decay)
-        self._recent.add(trials, hits, settings.recent_decay)
+            of_class.add(counts[0], counts[1], decay)
+        self._memory.add(total[0], total[1], settings.memory_decay)
+        self._recent.add(total[0], total[1], decay)
+        self._hazards.clear()
 
-    def _counts_at_no_width(
-        self, traffic: str, width: int, outcomes: list[RowOutcome]
-    ) -> FloatArray:
-        """Trials and successes ``[2, positions]``, the draft width's expected effect taken out."""
-        trials = self._reached([o.num_trials for o in outcomes])
-        hits = self._reached([o.num_accepted for o in outcomes])
-        shift = self._width_shift(width)
-        if shift:
-            hazards = self._class_hazards(traffic)
-            effect = _sigmoid(_logit(hazards) + shift) - hazards
-            hits = np.clip(hits - trials * effect, 0.0, trials)
-        return np.stack([trials, hits])
-
-    def _reached(self, lengths: list[int]) -> FloatArray:
-        """How many of ``lengths`` reach each position."""
-        ends = np.bincount(np.array(lengths), minlength=self.num_positions + 1)
-        reached: FloatArray = np.cumsum(ends[::-1])[::-1][1:].astype(np.float64)
-        return reached
-
-    def _score(self, outcomes: Sequence[RowOutcome]) -> float:
-        """Update shifts and the Brier score against what was expected before this step."""
-        settings = self._settings
-        expected: dict[tuple[str, int], _Expected] = {}
-        by_width: dict[int, list[RowOutcome]] = {}
-        for o in outcomes:
-            key = (o.traffic, o.draft_width)
-            if key not in expected:
-                expected[key] = _Expected(_sigmoid(self._class_logits(*key)))
-            by_width.setdefault(o.draft_width, []).append(o)
-        self._score_predictions(by_width)
-        total = 0.0
-        for width, mine in by_width.items():
-            excess = information = 0.0
-            for o in mine:
-                of = expected[o.traffic, width]
-                more = o.num_accepted - of.hits[o.num_trials]
-                spread = of.information[o.num_trials]
-                excess, information = excess + more, information + spread
-                score = self._requests.setdefault(o.seq_id, Score())
-                score.add(more, spread, settings.request_decay)
-            # What it was expected to give already has the shift in it; only the rest of it moves.
-            score = self._widths.setdefault(width, Score())
-            kept = score.shift(settings.width_prior)
-            score.add(excess + kept * information, information, settings.width_decay)
-            total += excess
-        return total
-
-    def _score_predictions(self, by_width: dict[int, list[RowOutcome]]) -> None:
+    def _score_predictions(self, beyond: FloatArray, is_trial: np.ndarray) -> None:
         decay = self._settings.brier_decay
-        self._brier_sum *= decay
-        self._brier_weight *= decay
-        for width, mine in by_width.items():
-            predicted = self._hazards([(o.seq_id, o.traffic) for o in mine], width)
-            position = np.arange(1, width)
-            trials = position <= np.array([o.num_trials for o in mine])[:, None]
-            hits = position <= np.array([o.num_accepted for o in mine])[:, None]
-            self._brier_sum += float(np.sum((predicted - hits) ** 2 * trials))
-            self._brier_weight += float(np.sum(trials))
+        self._brier_sum = self._brier_sum * decay + float(np.sum(beyond**2))
+        self._brier_weight = self._brier_weight * decay + float(np.sum(is_trial))
 
 
-def _float(values: np.ndarray[Any, Any]) -> FloatArray:
-    return values.astype(np.float64, copy=False)
-
-
-def _sigmoid(logits: FloatArray) -> FloatArray:
-    values: FloatArray = 1.0 / (1.0 + np.exp(-logits))
-    return values
-
-
-def _logit(probabilities: FloatArray) -> FloatArray:
-    inside = np.clip(probabilities, 1e-4, 1 - 1e-4)
-    return np.log(inside / (1 - inside))
+def _log_odds(probability: float) -> float:
+    inside = min(1 - LEAST_HAZARD, max(LEAST_HAZARD, probability))
+    return math.log(inside / (1 - inside))

@@ -14,9 +14,15 @@ from gateway.coordinator.block_scheduler.records import RowOutcome, RowState
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator, SurvivalSettings
 
 STEADY = SurvivalSettings(
-    memory_decay=1.0, recent_decay=1.0, width_decay=1.0, request_decay=1.0, prior_trials=1.0
+    memory_decay=1.0,
+    recent_decay=1.0,
+    surprised_decay=1.0,
+    width_decay=1.0,
+    request_decay=1.0,
+    prior_trials=1.0,
+    width_prior=8.0,
 )
-"""Nothing fades, so that many outcomes give sharp estimates."""
+"""Nothing fades and priors are weak, so that many outcomes give sharp estimates."""
 HAZARDS = [0.9, 0.8, 0.7, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4]
 
 
