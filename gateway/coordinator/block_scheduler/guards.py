@@ -28,11 +28,17 @@ class GuardSettings:
     regret_decay: float = 0.98
     plain_margin: float = 0.01
     """Speculation must promise so much more than plain decoding."""
-    first_probe: int = 16
-    """Steps until another draft width is tried for a step; doubles while that changes nothing."""
-    last_probe: int = 512
+    probe_rate: float = 0.0003
+    """What is saved up per step, in steps' worth, to try each other draft width for a step."""
+    first_savings: float = 0.03
+    least_loss: float = 0.01
+    """A probe costs so much at least, however well its draft width is thought of."""
+    probe_gap: int = 8
+    """Steps between probes."""
+    plain_probe_gap: int = 64
+    """Steps of plain decoding without a probe after which a few rows draft for a step."""
     rows_per_probe: int = 32
-    """One row in so many is drafted in a probe out of plain decoding."""
+    """One row in so many is drafted then."""
 
 
 class WidthGuard:
@@ -92,34 +98,52 @@ class WidthGuard:
         return option, f"changed: {why}"
 
 
-class ProbeClock:
-    """When to try another draft width for one step. Owner: the block scheduler."""
+class ProbeBudget:
+    """When to try which other draft width for one step. Owner: the block scheduler.
+
+    Each saves up for a probe of its own, so a width that is thought nearly as good as the one in use is tried
+    often, and a bad one seldom; what all probes lose is bounded by what is saved.
+    """
 
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
-        self._interval = settings.first_probe
-        self._waited = 0
-        self._watched: object = None
+        self._saved: dict[int, float] = {}
+        self._last_step = self._last_probe = 0
 
-    def is_due(self, watched: object) -> bool:
-        """Whether this step is a probe. Mutates.
+    def due(self, step: int, losses: Mapping[int, float]) -> int | None:
+        """Return the draft width to try in this step, if any. Mutates.
 
         Args:
-            watched: what probes may change; a change makes them frequent again.
+            step: ascending.
+            losses: by draft width, the share of a step's worth that trying it is expected to lose.
         """
-        if watched != self._watched:
-            self._watched = watched
-            self._interval, self._waited = self._settings.first_probe, 0
-        self._waited += 1
-        if self._waited < self._interval:
-            return False
-        self._waited = 0
-        self._interval = min(2 * self._interval, self._settings.last_probe)
-        return True
+        settings = self._settings
+        more = settings.probe_rate * (step - self._last_step)
+        self._last_step = step
+        best, most = None, 1.0
+        for width, loss in losses.items():
+            cost = max(settings.least_loss, loss)
+            saved = min(1.0, self._saved.get(width, settings.first_savings) + more)
+            self._saved[width] = saved
+            if saved >= most * cost:
+                best, most = width, saved / cost
+        if best is None or not self.is_free(step, settings.probe_gap):
+            return None
+        self._saved[best] -= max(settings.least_loss, losses[best])
+        self.note(step)
+        return best
+
+    def is_free(self, step: int, gap: int) -> bool:
+        """Whether the last probe is so many steps ago."""
+        return step - self._last_probe >= gap
+
+    def note(self, step: int) -> None:
+        """A probe has been made. Mutates."""
+        self._last_probe = step
 
     def hurry(self) -> None:
-        """The last probe was better than expected: look again soon. Mutates."""
-        self._interval = self._settings.first_probe
+        """The few rows of the last probe did better than expected: let some draft again soon. Mutates."""
+        self._last_probe -= self._settings.plain_probe_gap
 
 
 class DriftAlarm:

@@ -26,7 +26,7 @@ from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.guards import (
     DriftAlarm,
     GuardSettings,
-    ProbeClock,
+    ProbeBudget,
     WidthGuard,
 )
 from gateway.coordinator.block_scheduler.records import (
@@ -104,8 +104,7 @@ class BlockScheduler:
         most = survival.num_positions + 1
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
         self._guard = WidthGuard(self.settings.guards)
-        self._probes = ProbeClock(self.settings.guards)
-        self._next_probe = 0
+        self._probes = ProbeBudget(self.settings.guards)
         self._kept: _Kept | None = None
         self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
@@ -147,10 +146,13 @@ class BlockScheduler:
         """Learn from a landed step. Mutates."""
         excess = self.survival.observe(outcome.rows)
         decision = outcome.decision
-        if decision is not None and decision.state == PROBE and excess > SURPRISE:
+        # A probe that drafts for a few rows only is of no cell of the cost model.
+        is_partial = (
+            decision is not None and decision.state == PROBE and min(decision.widths) == 1
+        )
+        if is_partial and excess > SURPRISE:
             self._probes.hurry()
-        # A probe out of plain decoding drafts for a few rows only: no cell of the cost model is its.
-        if self.cost is not None and (decision is None or decision.state != PROBE):
+        if self.cost is not None and not is_partial:
             ratio = self.cost.observe(outcome)
             if ratio is not None and self._time_alarm.add(1.0, min(ratio, MOST_SURPRISE)):
                 self._sound_alarm()
@@ -178,12 +180,11 @@ class BlockScheduler:
         )
 
     def _by_value(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
-        num_rows = len(rows) + load.num_fixed_rows
-        if self._probes.is_due((self._guard.draft_width, num_rows.bit_length())):
-            probe = self._probe(rows, load)
+        option, why, options = self._kept_option(rows, load)
+        if options is not None:
+            probe = self._probe(rows, load, option, options)
             if probe is not None:
                 return probe
-        option, why = self._kept_option(rows, load)
         state = SPECULATE if option.draft_width > 1 else PLAIN
         reason = (
             f"{len(rows)} rows: draft width {option.draft_width}, {int(option.widths.sum())} positions for "
@@ -202,8 +203,10 @@ class BlockScheduler:
             reason,
         )
 
-    def _kept_option(self, rows: Sequence[RowState], load: StepLoad) -> tuple[Allocation, str]:
-        """The choice for these rows: a recent one while few rows stay the same, else a new one."""
+    def _kept_option(
+        self, rows: Sequence[RowState], load: StepLoad
+    ) -> tuple[Allocation, str, dict[int, Allocation] | None]:
+        """The choice for these rows: a recent one while few rows stay the same, else a new one of options."""
         seq_ids = tuple(row.seq_id for row in rows)
         kept, now = self._kept, self._num_decisions
         if (
@@ -215,12 +218,12 @@ class BlockScheduler:
                 w <= r.max_width for w, r in zip(kept.option.widths.tolist(), rows, strict=True)
             )
         ):
-            return kept.option, kept.reason
+            return kept.option, kept.reason, None
         options = {width: self._option(width, rows, load) for width in self._draft_widths}
         option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows)
         few = len(rows) <= FEW_ROWS
         self._kept = _Kept(seq_ids, load, option, why, now) if few else None
-        return option, why
+        return option, why, options
 
     def _option(self, draft_width: int, rows: Sequence[RowState], load: StepLoad) -> Allocation:
         assert self.cost is not None
@@ -254,35 +257,42 @@ class BlockScheduler:
                 option = allocate(draft_width, survival, max_widths, sizes, price, floors)
         return option
 
-    def _probe(self, rows: Sequence[RowState], load: StepLoad) -> Decision | None:
-        """One step with another draft width: some rows out of plain decoding, or another block for all."""
-        current = self._guard.draft_width
-        others = [w for w in self._draft_widths if w not in (1, current)]
-        if current <= 1:
-            # The narrowest block that says something: what it costs is lost when it fails.
-            width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
-        elif others:
-            # What narrower blocks give is nearly known from the current one; what wider ones give is not.
-            self._next_probe += 1
-            wider = [w for w in others if w > current]
-            among = wider if wider and self._next_probe % 4 else others
-            width = among[self._next_probe % len(among)]
-        else:
-            return None
-        option = self._option(width, rows, load)
-        widths = option.widths
-        if current <= 1:
-            most = max(1, len(rows) // self.settings.guards.rows_per_probe)
-            first = self._num_decisions % len(rows)
-            is_probed = (np.arange(len(rows)) - first) % len(rows) < most
-            limits = np.array([min(width, row.max_width) for row in rows])
-            widths = np.where(is_probed, limits, 1)
-        widths = _fitted(widths, load.max_positions)
+    def _probe(
+        self,
+        rows: Sequence[RowState],
+        load: StepLoad,
+        kept: Allocation,
+        options: dict[int, Allocation],
+    ) -> Decision | None:
+        """One step with another draft width for all rows, or with a few rows out of plain decoding."""
+        now, worth = self._num_decisions, kept.tokens_per_ms
+        losses = {
+            width: 1.0 - option.tokens_per_ms / worth
+            for width, option in options.items()
+            if width not in (1, kept.draft_width) and int(option.widths.max()) > 1
+        }
+        width = self._probes.due(now, losses)
+        if width is not None:
+            reason = f"{len(rows)} rows: draft width {width} for one step, to learn"
+            return self._decision(options[width], options[width].widths, PROBE, reason)
+        gap = self.settings.guards.plain_probe_gap
+        if kept.draft_width == 1 and self._probes.is_free(now, gap):
+            self._probes.note(now)
+            return self._probe_few(rows, load)
+        return None
+
+    def _probe_few(self, rows: Sequence[RowState], load: StepLoad) -> Decision | None:
+        """Some rows out of plain decoding draft the narrowest block that says something."""
+        width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
+        most = max(1, len(rows) // self.settings.guards.rows_per_probe)
+        first = self._num_decisions % len(rows)
+        is_probed = (np.arange(len(rows)) - first) % len(rows) < most
+        limits = np.array([min(width, row.max_width) for row in rows])
+        widths = _fitted(np.where(is_probed, limits, 1), load.max_positions)
         if int(widths.max()) == 1:
             return None
-        reason = (
-            f"{len(rows)} rows: draft width {width} instead of {current} for one step, to learn"
-        )
+        reason = f"{len(rows)} rows: draft width {width} for {most} of them for one step, to learn"
+        option = self._option(width, rows, load)
         return self._decision(option, widths, PROBE, reason)
 
 

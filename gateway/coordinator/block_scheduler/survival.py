@@ -42,8 +42,10 @@ class SurvivalSettings:
     """Standard deviations that are a contradiction."""
     shrink_trials: float = 8.0
     """Weight of the memory in recent hazards, and of those in a class's, in trials."""
+    smooth_trials: float = 48.0
+    """Weight of what is known of a position in the hazard of the next one."""
     width_decay: float = 0.99
-    width_prior: float = 40.0
+    width_prior: float = 80.0
     """Information (Fisher) that a draft width's shift starts with."""
     request_decay: float = 0.95
     request_prior: float = 2.0
@@ -62,17 +64,18 @@ class HazardCounts:
         self.trials = self.trials * decay + trials
         self.hits = np.clip(self.hits * decay + hits, 0.0, self.trials)
 
-    def hazards(self, base: Sequence[float], weight: float) -> list[float]:
-        """Hazards shrunk to ``base`` as if that were ``weight`` trials.
+    def hazards(self, base: Sequence[float], weight: float, smooth_weight: float) -> list[float]:
+        """Hazards shrunk to ``base`` as if that were ``weight`` trials of the first position.
 
-        What a position differs from its base by, on the log-odds scale, is expected of the next one too.
+        What a position differs from its base by, on the log-odds scale, is expected of the next one too, as
+        if that were ``smooth_weight`` trials.
         """
         shrunk, moved = [], 0.0
         for hits, trials, at in zip(self.hits.tolist(), self.trials.tolist(), base, strict=True):
             plain = _log_odds(at)
             expected = 1.0 / (1.0 + math.exp(-plain - moved))
             hazard = (hits + weight * expected) / (trials + weight)
-            moved = _log_odds(hazard) - plain
+            moved, weight = _log_odds(hazard) - plain, smooth_weight
             shrunk.append(hazard)
         return shrunk
 
@@ -187,10 +190,11 @@ class SurvivalEstimator:
         if traffic not in self._hazards:
             settings = self._settings
             prior = [settings.prior_hazard] * self.num_positions
-            memory = self._memory.hazards(prior, settings.prior_trials)
-            hazards = self._recent.hazards(memory, settings.shrink_trials)
+            weight, smooth = settings.shrink_trials, settings.smooth_trials
+            memory = self._memory.hazards(prior, settings.prior_trials, smooth)
+            hazards = self._recent.hazards(memory, weight, smooth)
             if traffic in self._classes:
-                hazards = self._classes[traffic].hazards(hazards, settings.shrink_trials)
+                hazards = self._classes[traffic].hazards(hazards, weight, smooth)
             self._hazards[traffic] = np.array(hazards)
         return self._hazards[traffic]
 
