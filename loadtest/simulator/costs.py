@@ -118,11 +118,21 @@ class ServedCost:
     outlier_factor: float = 3.0
 
     def times(
-        self, num_rows: int, positions: IntArray, draft_widths: IntArray, context: int
+        self,
+        num_rows: int,
+        positions: IntArray,
+        draft_widths: IntArray,
+        context: int,
+        num_drafted: int | None = None,
     ) -> StepTime:
-        """Price steps of ``num_rows`` rows with these verify positions and draft widths; in milliseconds."""
+        """Price steps of ``num_rows`` rows with these verify positions and draft widths; in milliseconds.
+
+        A drafter drafts for the ``num_drafted`` rows that are wider than 1; by default for all.
+        """
+        num_drafted = num_rows if num_drafted is None else max(1, num_drafted)
         is_drafted = draft_widths > 1
-        drafted = self.draft.ms(num_rows, self.padded(num_rows * draft_widths).astype(np.float64))
+        blocks = self.padded(num_drafted * draft_widths).astype(np.float64)
+        drafted = self.draft.ms(num_drafted, blocks)
         draft_ms = np.where(is_drafted, drafted + self.draft_host_ms, 0.0)
         verify_ms = self.verify.ms(num_rows, self.padded(positions).astype(np.float64))
         verify_ms = verify_ms + self.ms_per_context * context / CONTEXT_UNIT

@@ -240,8 +240,13 @@ class _Run:
         """Price the step, record it and tell the policy."""
         streams, draft_width = self._streams, decision.draft_width
         num_rows, num_positions = len(decision.widths), sum(decision.widths)
+        drafted = [draft_width if width > 1 else 1 for width in decision.widths]
         time = self._cost.times(
-            num_rows, np.array([num_positions]), np.array([draft_width]), context
+            num_rows,
+            np.array([num_positions]),
+            np.array([draft_width]),
+            context,
+            num_rows - drafted.count(1),
         )
         draft_ms, verify_ms, step_ms = (float(part[0]) for part in time)
         factor = float(self._noise[step])
@@ -257,12 +262,12 @@ class _Run:
                 num_rows,
             )
         )
-        ids, tags, draft_widths = streams.seq_ids, streams.tags, [draft_width] * num_rows
+        ids, tags = streams.seq_ids, streams.tags
         trials, hits = num_trials.tolist(), num_accepted.tolist()
         self._policy.observe(
             StepOutcome(
                 decision=decision,
-                rows=list(map(RowOutcome, ids, tags, draft_widths, trials, hits)),
+                rows=list(map(RowOutcome, ids, tags, drafted, trials, hits)),
                 num_rows=num_rows,
                 num_positions=num_positions,
                 num_prefill_positions=0,
@@ -307,7 +312,8 @@ class _Run:
         """Highest expected committed tokens per ms over the static widths, as things are."""
         streams = self._streams
         allowed = np.minimum(limits[:, None], _WIDTHS)  # [R, widths]
-        time = self._cost.times(len(limits), allowed.sum(axis=0), _WIDTHS, context)
+        num_drafted = int(np.sum(limits > 1))
+        time = self._cost.times(len(limits), allowed.sum(axis=0), _WIDTHS, context, num_drafted)
         ended = np.minimum(allowed, streams.remaining[:, None])
         index = np.maximum(_WIDTHS - 2, 0)
         tokens = streams.pool.expected[streams.request[:, None], index, ended].sum(axis=0)

@@ -156,11 +156,10 @@ class BlockScheduler:
             ratio = self.cost.observe(outcome)
             if ratio is not None and self._time_alarm.add(1.0, min(ratio, MOST_SURPRISE)):
                 self._sound_alarm()
-        if decision is not None and decision.state == SPECULATE:
-            scheduled = [row for row in outcome.rows if row.draft_width > 1]
-            observed = sum(1 + row.num_accepted for row in scheduled)
-            expected = len(scheduled) * decision.predicted_tokens / len(decision.widths)
-            if self._token_alarm.add(expected, observed):
+        is_whole = decision is not None and len(outcome.rows) == len(decision.widths)
+        if decision is not None and decision.state == SPECULATE and is_whole:
+            observed = sum(1 + row.num_accepted for row in outcome.rows)
+            if self._token_alarm.add(decision.predicted_tokens, observed):
                 self._sound_alarm()
 
     def forget(self, seq_id: int) -> None:

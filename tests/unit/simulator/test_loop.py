@@ -126,6 +126,16 @@ def test_more_work_never_takes_less_time(cost: ServedCost) -> None:
     assert {sample.draft_ms for sample in sweep if sample.width == 1} == {0.0}
 
 
+@pytest.mark.parametrize("cost", COSTS.values(), ids=lambda cost: cost.name)
+def test_rows_of_width_one_are_not_drafted(cost: ServedCost) -> None:
+    """As the drafter packs only rows that have something to draft."""
+    positions, widths = np.array([64 + 6]), np.array([4])
+    two = cost.times(64, positions, widths, 0, num_drafted=2)
+    assert two.draft_ms == cost.times(2, np.array([8]), widths, 0).draft_ms
+    assert two.draft_ms < cost.times(64, positions, widths, 0).draft_ms
+    assert two.verify_ms == cost.times(64, positions, widths, 0).verify_ms
+
+
 def test_the_measured_grid_is_kept() -> None:
     time = replace(CPU, ms_per_context=0.0).times(8, np.array([64]), np.array([8]), 1000)
     assert time.draft_ms[0] == pytest.approx(4.4)
