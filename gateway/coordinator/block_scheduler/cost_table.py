@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
+from gateway.coordinator.block_scheduler.smoothing import smoothed
 
 CONTEXT_UNIT = 1000.0
 """Context is priced per so many committed tokens."""
@@ -75,7 +76,8 @@ class CostTable:
     """Prices of steps; immutable. A step's price is verification, and what its draft width costs besides.
 
     Args:
-        samples: of a sweep; several of one cell give their median.
+        samples: of a sweep; several of one cell give their median,
+            with its noise taken out (see ``smoothing``).
         captured_sizes: packed positions that the engine runs, ascending; empty when it runs any. A step is
             priced at the size that it is padded to.
 
@@ -89,8 +91,10 @@ class CostTable:
             raise ValueError("a cost table needs samples of plain decoding")
         self.captured_sizes = np.array(captured_sizes, dtype=np.int64)
         self.ms_per_context = _context_slope(samples)
-        self._verify = Grid(_medians(samples, self._verify_ms), is_monotone=True)
-        self._rest = Grid(_medians(samples, lambda s: s.step_ms - s.verify_ms), is_monotone=False)
+        verify = smoothed(_by_cell(samples, self._verify_ms), first_width=1)
+        rest = smoothed(_by_cell(samples, lambda s: s.step_ms - s.verify_ms), first_width=2)
+        self._verify = Grid(verify, is_monotone=True)
+        self._rest = Grid(rest, is_monotone=False)
 
     def step_ms(
         self, draft_width: int, num_rows: int, positions: IntArray, context: int
@@ -121,13 +125,13 @@ class CostTable:
         return sample.verify_ms - self.ms_per_context * sample.context / CONTEXT_UNIT
 
 
-def _medians(
+def _by_cell(
     samples: list[CostSample], value: Callable[[CostSample], float]
-) -> dict[tuple[int, int], float]:
+) -> dict[tuple[int, int], list[float]]:
     values: dict[tuple[int, int], list[float]] = {}
     for sample in samples:
         values.setdefault((sample.num_rows, sample.width), []).append(value(sample))
-    return {cell: median(mine) for cell, mine in values.items()}
+    return values
 
 
 def _context_slope(samples: list[CostSample]) -> float:
