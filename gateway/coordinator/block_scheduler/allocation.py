@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,19 +12,18 @@ from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
 
 MOST_SIZES = 48
 """Sizes that are priced where the engine runs any."""
+FIRST = np.float32(2.0)
+"""Above every probability: what a draft token that a row gets in any case is ordered by, and more."""
 
-Price = Callable[[IntArray], FloatArray]
-"""Positions of the rows to decide on, ``[n]`` -> milliseconds of the whole step, ``[n]``."""
 
-
-class Allocation(NamedTuple):
-    """The best widths for one draft width."""
+class Option(NamedTuple):
+    """The best step with one draft width."""
 
     draft_width: int
-    widths: IntArray
-    """``[rows]`` verify widths."""
+    num_positions: int
+    """Verified of the rows to decide on, anchors included."""
     tokens: float
-    """Expected committed tokens of the rows."""
+    """Expected committed tokens of these rows."""
     step_ms: float
 
     @property
@@ -32,70 +32,107 @@ class Allocation(NamedTuple):
         return self.tokens / self.step_ms
 
 
+@lru_cache(maxsize=1024)
 def candidate_sizes(
-    num_rows: int, most: int, captured_sizes: IntArray, fixed_positions: int = 0
+    num_rows: int, most: int, captured_sizes: tuple[int, ...] = (), fixed_positions: int = 0
 ) -> IntArray:
     """Return the sizes worth pricing: positions of the rows to decide on, ascending, ``num_rows`` first.
 
     Captured sizes hold the fixed rows' positions too. Where the engine runs any size, prices are linear
-    between swept widths, so a few dozen evenly spaced sizes miss next to nothing.
+    between swept widths, so a few dozen evenly spaced sizes miss next to nothing. Read-only.
     """
-    if len(captured_sizes):
-        fitting = captured_sizes - fixed_positions
-        fitting = fitting[(fitting > num_rows) & (fitting < most)]
-        return np.unique(np.concatenate([[num_rows], fitting, [most]]))
-    count = min(MOST_SIZES, most - num_rows + 1)
-    return np.unique(np.linspace(num_rows, most, count).astype(np.int64))
+    if captured_sizes:
+        fitting = [size - fixed_positions for size in captured_sizes]
+        inside = [size for size in fitting if num_rows < size < most]
+        sizes = np.array(sorted({num_rows, *inside, most}), dtype=np.int64)
+    else:
+        count = min(MOST_SIZES, most - num_rows + 1)
+        sizes = np.unique(np.linspace(num_rows, most, count).astype(np.int64))
+    sizes.flags.writeable = False
+    return sizes
 
 
-def allocate(
-    draft_width: int,
-    survival: FloatArray,
-    max_widths: IntArray,
-    sizes: IntArray,
-    price: Price,
-    floors: IntArray | None = None,
-) -> Allocation:
-    """Choose verify widths that maximise expected committed tokens per millisecond.
+class Drafts:
+    """What the draft tokens of a step are worth, for every draft width at once; immutable.
 
     The draft tokens of all rows are taken in descending order of survival. Survival falls along a row, so
     whatever prefix of that order is taken, each row's share is a prefix of its draft.
 
     Args:
-        draft_width: 1 for plain decoding; then ``survival`` has no columns.
-        survival: ``[rows, draft_width - 1]``, falling along each row.
+        draft_widths: ascending, 1 among them.
+        survival: ``[draft widths, rows, positions]``, falling along each row.
         max_widths: ``[rows]``, at least 1.
-        sizes: total positions to choose among, ascending (see ``candidate_sizes``).
-        price: what a step of each size takes.
-        floors: ``[rows]`` widths that rows get in any case, where their maximum allows.
+        floors: ``[draft widths, rows]`` widths that rows get in any case, where their maximum allows.
     """
-    num_rows = len(max_widths)
-    allowed = np.minimum(max_widths, draft_width)
-    position = np.arange(1, draft_width)
-    gains = np.where(position < allowed[:, None], survival, -1.0)  # draft k makes width k + 1
-    order_by = gains
-    if floors is not None:
-        order_by = np.where((position < floors[:, None]) & (gains >= 0), gains + 2.0, gains)
-    # Stable, and columns ascend within a row: of equal gains the earlier position goes first.
-    order = np.argsort(-order_by, axis=None, kind="stable")
-    num_useful = int(np.sum(gains > 0))
-    least = num_rows + (0 if floors is None else int(np.sum(order_by >= 2.0)))
-    sizes = np.clip(sizes, min(least, num_rows + num_useful), num_rows + num_useful)
-    expected = num_rows + np.concatenate([[0.0], np.cumsum(gains.ravel()[order[:num_useful]])])
-    times = price(sizes)
-    best = int(np.argmax(expected[sizes - num_rows] / times))
-    taken = int(sizes[best]) - num_rows
-    widths = 1 + np.bincount(order[:taken] // max(1, draft_width - 1), minlength=num_rows)
-    return Allocation(draft_width, widths, float(expected[taken]), float(times[best]))
+
+    def __init__(
+        self,
+        draft_widths: Sequence[int],
+        survival: FloatArray,
+        max_widths: IntArray,
+        floors: IntArray | None = None,
+    ) -> None:
+        self._draft_widths = list(draft_widths)
+        num_widths, self._num_rows, self._num_positions = survival.shape
+        position = np.arange(1, self._num_positions + 1)  # draft token k makes width k + 1
+        allowed = np.minimum(max_widths, np.array(self._draft_widths)[:, None])
+        # Negative, so that the best come first. 16 digits would say no more, and take longer to sort.
+        keys = np.where(position < allowed[:, :, None], -survival, 0.0).astype(np.float32)
+        self._num_first = [0] * num_widths
+        if floors is not None:
+            is_first = position < np.minimum(floors, allowed)[:, :, None]
+            keys -= FIRST * is_first
+            self._num_first = is_first.sum(axis=(1, 2)).tolist()
+        self._keys = keys.reshape(num_widths, -1)
+
+    def options(self, sizes: IntArray, step_ms: FloatArray) -> dict[int, Option]:
+        """Return the option with most expected committed tokens per millisecond, by draft width.
+
+        Args:
+            sizes: ``[sizes]`` total positions to choose among, ascending (see ``candidate_sizes``).
+            step_ms: ``[draft widths, sizes]`` what a step takes.
+        """
+        num_drafts = sizes - self._num_rows
+        tokens = np.full(step_ms.shape, float(self._num_rows))
+        if len(sizes) > 1:
+            ordered = np.sort(self._keys, axis=1)[:, : num_drafts[-1]]
+            between = np.add.reduceat(ordered, num_drafts[:-1], axis=1, dtype=np.float64)
+            tokens[:, 1:] -= np.cumsum(between, axis=1)
+        for index, num_first in enumerate(self._num_first):
+            if num_first:
+                tokens[index] -= FIRST * np.minimum(num_drafts, num_first)
+        values = tokens / step_ms
+        for index, num_first in enumerate(self._num_first):
+            # Whoever must have his floor gets it; the last size holds as many as may be.
+            values[index, : min(np.searchsorted(num_drafts, num_first), len(sizes) - 1)] = -1.0
+        best = values.argmax(axis=1).tolist()
+        return {
+            width: Option(
+                width, int(sizes[at]), float(tokens[index, at]), float(step_ms[index, at])
+            )
+            for index, (width, at) in enumerate(zip(self._draft_widths, best, strict=True))
+        }
+
+    def widths(self, option: Option) -> IntArray:
+        """Return ``[rows]`` verify widths of an option."""
+        keys = self._keys[self._draft_widths.index(option.draft_width)]
+        # Stable, and columns ascend within a row: of equal survivals the earlier position goes first.
+        taken = np.argsort(keys, kind="stable")[: option.num_positions - self._num_rows]
+        rows = taken[keys[taken] < 0.0] // max(1, self._num_positions)
+        return 1 + np.bincount(rows, minlength=self._num_rows)
 
 
-def floors_for(survival: FloatArray, step_ms: float, target_tpot_ms: float) -> IntArray:
-    """Return ``[rows]`` the least width that keeps each row's time per token within a target.
+def floors_for(survival: FloatArray, step_ms: FloatArray, target_tpot_ms: float) -> IntArray:
+    """Return ``[draft widths, rows]`` the least width that keeps a row's time per token within a target.
 
     1 where no width can: such a row would only cost the others theirs.
+
+    Args:
+        survival: ``[draft widths, rows, positions]``; what may not be taken is zero.
+        step_ms: ``[draft widths]``.
+        target_tpot_ms: for every row.
     """
-    tokens = 1 + np.concatenate(
-        [np.zeros((len(survival), 1)), np.cumsum(survival, axis=1)], axis=1
-    )  # [rows, draft_width]: by width
-    meets = step_ms / tokens <= target_tpot_ms
-    return np.where(meets.any(axis=1), np.argmax(meets, axis=1) + 1, 1)
+    tokens = np.ones((*survival.shape[:2], survival.shape[2] + 1))  # by width
+    tokens[:, :, 1:] += np.cumsum(survival, axis=2)
+    meets = step_ms[:, None, None] / tokens <= target_tpot_ms
+    return np.where(meets.any(axis=2), np.argmax(meets, axis=2) + 1, 1)

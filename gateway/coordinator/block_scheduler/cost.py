@@ -7,6 +7,7 @@ steps in flight). A cell that nobody has visited takes the ratio of all cells.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,29 +60,30 @@ class StepCostModel:
 
     def step_ms(
         self,
-        draft_width: int,
+        draft_widths: Sequence[int],
         num_rows: int,
         positions: IntArray,
         context: int,
         num_prefill_positions: int = 0,
         num_cohorts: int = 1,
     ) -> FloatArray:
-        """Predict steps that differ in how many positions they verify (see ``CostTable``).
+        """Predict steps that differ in their draft width and in how many positions they verify.
 
         Args:
-            draft_width: of all rows; 1 when nobody drafts.
+            draft_widths: of all rows of a step; 1 when nobody drafts.
             num_rows: verify rows.
-            positions: ``[n]`` verified positions.
+            positions: ``[sizes]`` verified positions.
             context: committed tokens of all rows.
             num_prefill_positions: of the same step.
             num_cohorts: steps in flight.
 
         Returns:
-            ``[n]`` milliseconds from the landing before to this step's.
+            ``[draft widths, sizes]`` milliseconds from the landing before to this step's.
         """
-        table_ms = self.table.step_ms(draft_width, num_rows, positions, context)
-        factor = self._factor((num_rows.bit_length(), draft_width, num_cohorts))
-        return table_ms * factor + self._prefill_ms(num_prefill_positions)
+        table_ms = self.table.step_ms(draft_widths, num_rows, positions, context)
+        bucket = num_rows.bit_length()
+        factors = np.array([self._factor((bucket, width, num_cohorts)) for width in draft_widths])
+        return table_ms * factors[:, None] + self._prefill_ms(num_prefill_positions)
 
     def observe(self, outcome: StepOutcome) -> float | None:
         """Learn from one step with a time. Mutates.
@@ -94,13 +96,13 @@ class StepCostModel:
         verified = outcome.num_positions - outcome.num_prefill_positions
         without_prefill = float(
             self.step_ms(
-                outcome.draft_width,
+                [outcome.draft_width],
                 outcome.num_rows,
                 np.array([verified]),
                 outcome.context,
                 0,
                 outcome.num_cohorts,
-            )[0]
+            )[0, 0]
         )
         if outcome.num_prefill_positions:
             extra_ms = max(0.01, outcome.step_ms - without_prefill)

@@ -89,7 +89,8 @@ class CostTable:
         samples = list(samples)
         if not any(sample.width == 1 for sample in samples):
             raise ValueError("a cost table needs samples of plain decoding")
-        self.captured_sizes = np.array(captured_sizes, dtype=np.int64)
+        self.captured_sizes = tuple(captured_sizes)
+        self._sizes = np.array(captured_sizes, dtype=np.int64)
         self.ms_per_context = _context_slope(samples)
         verify = smoothed(_by_cell(samples, self._verify_ms), first_width=1)
         rest = smoothed(_by_cell(samples, lambda s: s.step_ms - s.verify_ms), first_width=2)
@@ -97,24 +98,23 @@ class CostTable:
         self._rest = Grid(rest, is_monotone=False)
 
     def step_ms(
-        self, draft_width: int, num_rows: int, positions: IntArray, context: int
+        self, draft_widths: Sequence[int], num_rows: int, positions: IntArray, context: int
     ) -> FloatArray:
-        """Price steps that differ in how many positions they verify.
+        """Price steps ``[draft widths, sizes]``.
 
         Args:
-            draft_width: of all rows; 1 when nobody drafts.
+            draft_widths: of all rows of a step; 1 when nobody drafts.
             num_rows: verify rows, at least one.
-            positions: ``[n]`` verified positions of all rows together.
+            positions: ``[sizes]`` verified positions of all rows together.
             context: committed tokens of all rows.
         """
-        widths = self.padded(positions) / num_rows
-        rest = self._rest.at(num_rows, np.array([float(draft_width)]))
-        price = self._verify.at(num_rows, widths) + rest
-        return price + self.ms_per_context * context / CONTEXT_UNIT
+        rest = self._rest.at(num_rows, np.array(draft_widths, dtype=np.float64))
+        verify = self._verify.at(num_rows, self.padded(positions) / num_rows)
+        return rest[:, None] + (verify + self.ms_per_context * context / CONTEXT_UNIT)
 
     def padded(self, positions: IntArray) -> IntArray:
         """The captured sizes that hold ``positions``; above the largest, the positions themselves."""
-        sizes = self.captured_sizes
+        sizes = self._sizes
         if not len(sizes):
             return positions
         index = np.searchsorted(sizes, positions)

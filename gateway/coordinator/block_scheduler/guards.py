@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.coordinator.block_scheduler.allocation import Allocation
+from gateway.coordinator.block_scheduler.allocation import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class WidthGuard:
         """0 before the first choice."""
         self.num_switches = 0
 
-    def choose(self, options: Mapping[int, Allocation], num_rows: int) -> tuple[Allocation, str]:
+    def choose(self, options: Mapping[int, Option], num_rows: int) -> tuple[Option, str]:
         """Return the option to take, by draft width, and why. Mutates.
 
         Args:
-            options: the best allocation of each draft width, 1 among them.
+            options: the best step of each draft width, 1 among them.
             num_rows: verify rows of the step.
         """
         best = max(options.values(), key=self._value)
@@ -85,11 +85,11 @@ class WidthGuard:
             return kept, f"{best.draft_width} promises only {gain:+.1%}"
         return self._switch(best, f"{gain:+.1%} over {kept.draft_width}")
 
-    def _value(self, option: Allocation) -> float:
+    def _value(self, option: Option) -> float:
         margin = 1 + self._settings.plain_margin if option.draft_width == 1 else 1.0
         return option.tokens_per_ms * margin
 
-    def _switch(self, option: Allocation, why: str) -> tuple[Allocation, str]:
+    def _switch(self, option: Option, why: str) -> tuple[Option, str]:
         if self.draft_width:
             self.num_switches += 1
             self._needed = min(self._settings.most_regret, 2 * self._needed)

@@ -17,8 +17,8 @@ import numpy as np
 
 from dflash_wire.records import SchedulerGauges
 from gateway.coordinator.block_scheduler.allocation import (
-    Allocation,
-    allocate,
+    Drafts,
+    Option,
     candidate_sizes,
     floors_for,
 )
@@ -34,6 +34,7 @@ from gateway.coordinator.block_scheduler.records import (
     Decision,
     FloatArray,
     IntArray,
+    RowOutcome,
     RowState,
     StepLoad,
     StepOutcome,
@@ -45,8 +46,9 @@ TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "
 STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
 
 LOGGED_DECISIONS = 512
-FEW_ROWS = 4
-"""Up to so many rows a choice is kept for a while: optimizing costs as much for one row as for many."""
+FEW_ROWS = 8
+"""Up to so many rows a choice is kept for a while, and learning waits for more: both cost as much for one
+row as for many."""
 KEPT_STEPS = 4
 SURPRISE = 2.0
 """Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
@@ -72,7 +74,8 @@ class _Kept(NamedTuple):
 
     seq_ids: tuple[int, ...]
     load: StepLoad
-    option: Allocation
+    option: Option
+    widths: IntArray
     reason: str
     since: int
 
@@ -106,6 +109,8 @@ class BlockScheduler:
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
         self._kept: _Kept | None = None
+        self._unlearned: list[RowOutcome] = []
+        self._num_unlearned = 0
         self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
         self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
@@ -144,13 +149,13 @@ class BlockScheduler:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
-        excess = self.survival.observe(outcome.rows)
         decision = outcome.decision
         # A probe that drafts for a few rows only is of no cell of the cost model.
-        is_partial = (
-            decision is not None and decision.state == PROBE and min(decision.widths) == 1
-        )
-        if is_partial and excess > SURPRISE:
+        is_partial = decision is not None and decision.state == PROBE and min(decision.widths) == 1
+        self._unlearned += outcome.rows
+        self._num_unlearned += 1
+        is_enough = len(self._unlearned) > FEW_ROWS or self._num_unlearned >= KEPT_STEPS
+        if (is_partial or is_enough) and self._learn() > SURPRISE and is_partial:
             self._probes.hurry()
         if self.cost is not None and not is_partial:
             ratio = self.cost.observe(outcome)
@@ -164,7 +169,16 @@ class BlockScheduler:
 
     def forget(self, seq_id: int) -> None:
         """A request has ended. Mutates."""
+        self._learn()  # nothing of it may come later
         self.survival.forget(seq_id)
+
+    def _learn(self) -> float:
+        """Learn from the rows that waited; return by how much they surprise. Mutates."""
+        if not self._unlearned:
+            return 0.0
+        surprise = self.survival.observe(self._unlearned, self._num_unlearned)
+        self._unlearned, self._num_unlearned = [], 0
+        return surprise
 
     def _sound_alarm(self) -> None:
         self._safe_until = self._num_decisions + SAFE_STEPS
@@ -179,19 +193,29 @@ class BlockScheduler:
         )
 
     def _by_value(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
-        option, why, options = self._kept_option(rows, load)
-        if options is not None:
-            probe = self._probe(rows, load, option, options)
-            if probe is not None:
-                return probe
+        kept = self._kept_choice(rows, load)
+        if kept is not None:
+            return self._speculation(rows, kept.option, kept.widths, kept.reason)
+        drafts, options = self._evaluate(rows, load)
+        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows)
+        widths = drafts.widths(option)
+        if len(rows) <= FEW_ROWS:
+            seq_ids = tuple(row.seq_id for row in rows)
+            self._kept = _Kept(seq_ids, load, option, widths, why, self._num_decisions)
+        probe = self._probe(rows, load, drafts, options, option)
+        return probe or self._speculation(rows, option, widths, why)
+
+    def _speculation(
+        self, rows: Sequence[RowState], option: Option, widths: IntArray, why: str
+    ) -> Decision:
         state = SPECULATE if option.draft_width > 1 else PLAIN
         reason = (
-            f"{len(rows)} rows: draft width {option.draft_width}, {int(option.widths.sum())} positions for "
+            f"{len(rows)} rows: draft width {option.draft_width}, {option.num_positions} positions for "
             f"{option.tokens:.2f} tokens in {option.step_ms:.2f} ms; {why}"
         )
-        return self._decision(option, option.widths, state, reason)
+        return self._decision(option, widths, state, reason)
 
-    def _decision(self, option: Allocation, widths: IntArray, state: str, reason: str) -> Decision:
+    def _decision(self, option: Option, widths: IntArray, state: str, reason: str) -> Decision:
         return Decision(
             self._num_decisions,
             option.draft_width if int(widths.max()) > 1 else 1,
@@ -202,85 +226,79 @@ class BlockScheduler:
             reason,
         )
 
-    def _kept_option(
-        self, rows: Sequence[RowState], load: StepLoad
-    ) -> tuple[Allocation, str, dict[int, Allocation] | None]:
-        """The choice for these rows: a recent one while few rows stay the same, else a new one of options."""
-        seq_ids = tuple(row.seq_id for row in rows)
-        kept, now = self._kept, self._num_decisions
+    def _kept_choice(self, rows: Sequence[RowState], load: StepLoad) -> _Kept | None:
+        """A recent choice while few rows stay the same."""
+        kept = self._kept
         if (
             kept is not None
-            and kept.seq_ids == seq_ids
+            and self._num_decisions - kept.since < KEPT_STEPS
             and kept.load == load
-            and now - kept.since < KEPT_STEPS
-            and all(
-                w <= r.max_width for w, r in zip(kept.option.widths.tolist(), rows, strict=True)
-            )
+            and kept.seq_ids == tuple(row.seq_id for row in rows)
+            and all(w <= r.max_width for w, r in zip(kept.widths.tolist(), rows, strict=True))
         ):
-            return kept.option, kept.reason, None
-        options = {width: self._option(width, rows, load) for width in self._draft_widths}
-        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows)
-        few = len(rows) <= FEW_ROWS
-        self._kept = _Kept(seq_ids, load, option, why, now) if few else None
-        return option, why, options
+            return kept
+        self._kept = None
+        return None
 
-    def _option(self, draft_width: int, rows: Sequence[RowState], load: StepLoad) -> Allocation:
+    def _evaluate(
+        self, rows: Sequence[RowState], load: StepLoad
+    ) -> tuple[Drafts, dict[int, Option]]:
+        """Weigh the best step of every draft width."""
         assert self.cost is not None
-        cost = self.cost
-        num_rows = len(rows)
-        context = load.fixed_context + sum(row.context for row in rows)
-        max_widths = np.array([row.max_width for row in rows])
-        survival = (
-            self.survival.survival(rows, draft_width)
-            if draft_width > 1
-            else np.empty((num_rows, 0))
+        num_rows, widths = len(rows), self._draft_widths
+        most = min(num_rows * widths[-1], max(num_rows, load.max_positions))
+        captured = self.cost.table.captured_sizes
+        sizes = candidate_sizes(num_rows, most, captured, load.num_fixed_positions)
+        step_ms = self.cost.step_ms(
+            [max(width, load.fixed_draft_width) for width in widths],
+            num_rows + load.num_fixed_rows,
+            sizes + load.num_fixed_positions,
+            load.fixed_context + sum(row.context for row in rows),
+            load.num_prefill_positions,
+            load.num_cohorts,
         )
-
-        def price(positions: IntArray) -> FloatArray:
-            return cost.step_ms(
-                max(draft_width, load.fixed_draft_width),
-                num_rows + load.num_fixed_rows,
-                positions + load.num_fixed_positions,
-                context,
-                load.num_prefill_positions,
-                load.num_cohorts,
-            )
-
-        most = min(num_rows * draft_width, max(num_rows, load.max_positions))
-        sizes = candidate_sizes(num_rows, most, cost.table.captured_sizes, load.num_fixed_positions)
-        option = allocate(draft_width, survival, max_widths, sizes, price)
+        survival = self.survival.survival(rows, widths)
+        max_widths = np.array([row.max_width for row in rows])
+        drafts = Drafts(widths, survival, max_widths)
+        options = drafts.options(sizes, step_ms)
         target = self.settings.target_tpot_ms
-        if target is not None and draft_width > 1:
+        if target is not None:
             for _ in range(2):
-                floors = floors_for(survival, option.step_ms, target)
-                option = allocate(draft_width, survival, max_widths, sizes, price, floors)
-        return option
+                times = np.array([option.step_ms for option in options.values()])
+                floors = floors_for(survival, times, target)
+                drafts = Drafts(widths, survival, max_widths, floors)
+                options = drafts.options(sizes, step_ms)
+        return drafts, options
 
     def _probe(
         self,
         rows: Sequence[RowState],
         load: StepLoad,
-        kept: Allocation,
-        options: dict[int, Allocation],
+        drafts: Drafts,
+        options: dict[int, Option],
+        kept: Option,
     ) -> Decision | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
         now, worth = self._num_decisions, kept.tokens_per_ms
         losses = {
             width: 1.0 - option.tokens_per_ms / worth
             for width, option in options.items()
-            if width not in (1, kept.draft_width) and int(option.widths.max()) > 1
+            if width not in (1, kept.draft_width) and option.num_positions > len(rows)
         }
         width = self._probes.due(now, losses)
         if width is not None:
             reason = f"{len(rows)} rows: draft width {width} for one step, to learn"
-            return self._decision(options[width], options[width].widths, PROBE, reason)
+            option = options[width]
+            return self._decision(option, drafts.widths(option), PROBE, reason)
         gap = self.settings.guards.plain_probe_gap
         if kept.draft_width == 1 and self._probes.is_free(now, gap):
             self._probes.note(now)
-            return self._probe_few(rows, load)
+            return self._probe_few(rows, load, options)
         return None
 
-    def _probe_few(self, rows: Sequence[RowState], load: StepLoad) -> Decision | None:
+    def _probe_few(
+        self, rows: Sequence[RowState], load: StepLoad, options: dict[int, Option]
+    ) -> Decision | None:
         """Some rows out of plain decoding draft the narrowest block that says something."""
         width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
         most = max(1, len(rows) // self.settings.guards.rows_per_probe)
@@ -291,8 +309,7 @@ class BlockScheduler:
         if int(widths.max()) == 1:
             return None
         reason = f"{len(rows)} rows: draft width {width} for {most} of them for one step, to learn"
-        option = self._option(width, rows, load)
-        return self._decision(option, widths, PROBE, reason)
+        return self._decision(options[width], widths, PROBE, reason)
 
 
 def _fitted(widths: IntArray, most: int) -> IntArray:

@@ -26,6 +26,8 @@ MOST_SHIFT = 3.0
 """Log-odds; a request's or a draft width's shift goes no further."""
 LEAST_HAZARD = 1e-4
 """Hazards stay so far away from 0 and 1."""
+REFRESH_STEPS = 32
+"""The memory's hazards are at most so many steps old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +66,45 @@ class HazardCounts:
         self.trials = self.trials * decay + trials
         self.hits = np.clip(self.hits * decay + hits, 0.0, self.trials)
 
-    def hazards(self, base: Sequence[float], weight: float, smooth_weight: float) -> list[float]:
-        """Hazards shrunk to ``base`` as if that were ``weight`` trials of the first position.
+    def log_odds(self, base: Sequence[float], weight: float, smooth_weight: float) -> list[float]:
+        """Log-odds of hazards, shrunk to ``base`` as if that were ``weight`` trials of the first position.
 
-        What a position differs from its base by, on the log-odds scale, is expected of the next one too, as
-        if that were ``smooth_weight`` trials.
+        What a position differs from its base by is expected of the next one too, as if that were
+        ``smooth_weight`` trials.
         """
         shrunk, moved = [], 0.0
-        for hits, trials, at in zip(self.hits.tolist(), self.trials.tolist(), base, strict=True):
-            plain = _log_odds(at)
+        for hits, trials, plain in zip(self.hits.tolist(), self.trials.tolist(), base, strict=True):
             expected = 1.0 / (1.0 + math.exp(-plain - moved))
             hazard = (hits + weight * expected) / (trials + weight)
-            moved, weight = _log_odds(hazard) - plain, smooth_weight
-            shrunk.append(hazard)
+            inside = min(1.0 - LEAST_HAZARD, max(LEAST_HAZARD, hazard))
+            log_odds = math.log(inside / (1.0 - inside))
+            moved, weight = log_odds - plain, smooth_weight
+            shrunk.append(log_odds)
         return shrunk
 
 
 @dataclass(slots=True)
 class Score:
-    """A shift on the log-odds scale: what came minus what was expected without it, and its information."""
+    """A shift on the log-odds scale: what came minus what was expected without it, and its information.
+
+    Owner: the estimator.
+    """
 
     excess: float = 0.0
     information: float = 0.0
+    shift: float = 0.0
+    """The most likely shift, shrunk to 0 by the prior's information."""
 
     def add(self, excess: float, information: float, decay: float, prior: float) -> None:
         """Fade, then add what came beyond what was expected with the present shift. Mutates."""
-        unshifted = excess + self.shift(prior) * information
-        self.excess = self.excess * decay + unshifted
+        self.excess = self.excess * decay + excess + self.shift * information
         self.information = self.information * decay + information
-
-    def shift(self, prior: float) -> float:
-        """The most likely shift, shrunk to 0 by ``prior`` information."""
         moved = self.excess / (self.information + prior)
-        return min(MOST_SHIFT, max(-MOST_SHIFT, moved))
+        self.shift = min(MOST_SHIFT, max(-MOST_SHIFT, moved))
+
+
+NO_SCORE = Score()
+"""Of requests and draft widths that nothing is known of; nobody adds to it."""
 
 
 class SurvivalEstimator:
@@ -118,27 +126,43 @@ class SurvivalEstimator:
         self._widths: dict[int, Score] = {}
         self._requests: dict[int, Score] = {}
         self._brier_sum = self._brier_weight = 0.0
-        self._hazards: dict[str, FloatArray] = {}
+        self._odds: dict[str, FloatArray] = {}
+        self._memory_odds: list[float] = []
+        self._num_steps = self._refresh_step = 0
 
     @property
     def brier_score(self) -> float:
         """Mean squared error of predicted hazards over recent trials; NaN before the first."""
         return self._brier_sum / self._brier_weight if self._brier_weight else float("nan")
 
-    def survival(self, rows: Sequence[RowState], draft_width: int) -> FloatArray:
-        """Return ``[rows, draft_width - 1]`` probabilities, falling along each row."""
-        hazards = self._row_hazards(rows, self._request_shifts(rows), draft_width)
-        survival: FloatArray = np.cumprod(hazards, axis=1)
-        return survival
+    def survival(self, rows: Sequence[RowState], draft_widths: Sequence[int]) -> FloatArray:
+        """Return ``[draft widths, rows, widest - 1]`` probabilities, falling along each row.
+
+        Those behind a draft width's own block are what a wider one would give.
+        """
+        shifts = np.array([self._width_shift(width) for width in draft_widths])
+        odds = self._row_odds(rows, max(draft_widths)) * np.exp(shifts)[:, None, None]
+        hazards = odds / (1.0 + odds)
+        for position in range(
+            1, hazards.shape[2]
+        ):  # in place; np.cumprod takes three times as long
+            hazards[:, :, position] *= hazards[:, :, position - 1]
+        return hazards
 
     def class_survival(self, traffic: str, draft_width: int) -> FloatArray:
         """Return ``[draft_width - 1]`` probabilities of a request of a class that nothing is known of."""
-        odds = self._odds(traffic, draft_width)
+        odds = self._class_odds(traffic)[: draft_width - 1] * math.exp(
+            self._width_shift(draft_width)
+        )
         survival: FloatArray = np.cumprod(odds / (1.0 + odds))
         return survival
 
-    def observe(self, outcomes: Sequence[RowOutcome]) -> float:
-        """Learn from one step's rows that drafted. Mutates.
+    def observe(self, outcomes: Sequence[RowOutcome], num_steps: int = 1) -> float:
+        """Learn from rows that drafted. Mutates.
+
+        Args:
+            outcomes: of one step, or of a few that followed one another.
+            num_steps: how many.
 
         Returns:
             accepted draft tokens beyond what was expected of these trials, in standard deviations; 0 without
@@ -148,87 +172,84 @@ class SurvivalEstimator:
         for outcome in outcomes:
             if outcome.draft_width > 1:
                 by_width.setdefault(outcome.draft_width, []).append(outcome)
+        self._num_steps += num_steps
         surprise = 0.0
         for width, mine in by_width.items():
-            surprise += self._learn(width, mine)
+            surprise += self._learn(width, mine, num_steps)
         return surprise / math.sqrt(max(1, len(by_width)))
 
     def forget(self, seq_id: int) -> None:
         """Drop what is known of a request that has ended. Mutates."""
         self._requests.pop(seq_id, None)
 
-    def _request_shifts(self, rows: Sequence[RowState] | Sequence[RowOutcome]) -> FloatArray:
-        prior, requests = self._settings.request_prior, self._requests
-        return np.array(
-            [requests[r.seq_id].shift(prior) if r.seq_id in requests else 0.0 for r in rows]
-        )
-
-    def _row_hazards(
-        self,
-        rows: Sequence[RowState] | Sequence[RowOutcome],
-        shifts: FloatArray,
-        draft_width: int,
+    def _row_odds(
+        self, rows: Sequence[RowState] | Sequence[RowOutcome], draft_width: int
     ) -> FloatArray:
-        """Hazards ``[rows, draft_width - 1]`` of rows with these shifts ``[rows]``."""
+        """Odds ``[rows, draft_width - 1]`` at a draft width of no particular effect."""
         classes = {row.traffic: 0 for row in rows}
-        odds = np.stack([self._odds(traffic, draft_width) for traffic in classes])
+        odds = np.stack([self._class_odds(traffic)[: draft_width - 1] for traffic in classes])
         if len(classes) > 1:
             classes = {traffic: index for index, traffic in enumerate(classes)}
             odds = odds[[classes[row.traffic] for row in rows]]
-        odds = odds * np.exp(shifts)[:, None]
+        shifts = np.array([self._requests.get(row.seq_id, NO_SCORE).shift for row in rows])
+        return odds * np.exp(shifts)[:, None]
+
+    def _row_hazards(self, rows: Sequence[RowOutcome], draft_width: int) -> FloatArray:
+        """Hazards ``[rows, draft_width - 1]`` at a draft width."""
+        odds = self._row_odds(rows, draft_width) * math.exp(self._width_shift(draft_width))
         return odds / (1.0 + odds)
 
-    def _odds(self, traffic: str, draft_width: int) -> FloatArray:
-        """Odds ``[draft_width - 1]`` of each draft token of a class."""
-        hazards = np.clip(
-            self._class_hazards(traffic)[: draft_width - 1], LEAST_HAZARD, 1 - LEAST_HAZARD
-        )
-        return hazards / (1.0 - hazards) * math.exp(self._width_shift(draft_width))
-
-    def _class_hazards(self, traffic: str) -> FloatArray:
-        """A class's hazards at a draft width of no particular effect."""
-        if traffic not in self._hazards:
+    def _class_odds(self, traffic: str) -> FloatArray:
+        """Odds of each draft token of a class, at a draft width of no particular effect."""
+        if traffic not in self._odds:
             settings = self._settings
-            prior = [settings.prior_hazard] * self.num_positions
             weight, smooth = settings.shrink_trials, settings.smooth_trials
-            memory = self._memory.hazards(prior, settings.prior_trials, smooth)
-            hazards = self._recent.hazards(memory, weight, smooth)
+            log_odds = self._recent.log_odds(self._remembered(), weight, smooth)
             if traffic in self._classes:
-                hazards = self._classes[traffic].hazards(hazards, weight, smooth)
-            self._hazards[traffic] = np.array(hazards)
-        return self._hazards[traffic]
+                log_odds = self._classes[traffic].log_odds(log_odds, weight, smooth)
+            self._odds[traffic] = np.exp(log_odds)
+        return self._odds[traffic]
+
+    def _remembered(self) -> list[float]:
+        """The memory's log-odds; computed now and then, for they hardly move in a few steps."""
+        if self._num_steps >= self._refresh_step:
+            settings = self._settings
+            prior = settings.prior_hazard
+            prior_odds = [math.log(prior / (1.0 - prior))] * self.num_positions
+            weight, smooth = settings.prior_trials, settings.smooth_trials
+            self._memory_odds = self._memory.log_odds(prior_odds, weight, smooth)
+            # As often as the memory grows by a quarter, and every so many steps.
+            self._refresh_step = self._num_steps + min(REFRESH_STEPS, 1 + self._num_steps // 4)
+        return self._memory_odds
 
     def _width_shift(self, draft_width: int) -> float:
-        score = self._widths.get(draft_width)
-        return score.shift(self._settings.width_prior) if score else 0.0
+        return self._widths.get(draft_width, NO_SCORE).shift
 
-    def _learn(self, width: int, rows: list[RowOutcome]) -> float:
+    def _learn(self, width: int, rows: list[RowOutcome], num_steps: int) -> float:
         """Learn from rows of one draft width; return the surprise in standard deviations. Mutates."""
         settings = self._settings
-        shifts = self._request_shifts(rows)
         position = np.arange(1, width)
         is_trial = position <= np.array([row.num_trials for row in rows])[:, None]
         is_hit = position <= np.array([row.num_accepted for row in rows])[:, None]
-        expected = self._row_hazards(rows, shifts, width)
+        expected = self._row_hazards(rows, width)
         beyond = (is_hit - expected) * is_trial
         self._score_predictions(beyond, is_trial)
         information = (expected * (1.0 - expected) * is_trial).sum(axis=1)
         own_doubt = self._request_doubts(rows)
         spread = math.sqrt(float(np.sum(information * (1.0 + information * own_doubt))))
         surprise = float(beyond.sum()) / spread if spread else 0.0
-        self._count(rows, is_trial, beyond, abs(surprise) > settings.surprise)
+        self._count(rows, is_trial, beyond, num_steps, abs(surprise) > settings.surprise)
         # Shifts get what the counts have not taken.
-        left = (is_hit - self._row_hazards(rows, shifts, width)) * is_trial
+        left = (is_hit - self._row_hazards(rows, width)) * is_trial
         excess = left.sum(axis=1)
-        self._score_width(width, excess, information, own_doubt)
+        self._score_width(width, excess, information, own_doubt, num_steps)
         self._score_requests(rows, excess, information)
         return surprise
 
     def _request_doubts(self, rows: list[RowOutcome]) -> FloatArray:
         """Variances ``[rows]`` of the requests' shifts, in squared log-odds."""
-        requests, prior = self._requests, self._settings.request_prior
-        known = [requests[r.seq_id].information if r.seq_id in requests else 0.0 for r in rows]
-        return 1.0 / (np.array(known) + prior)
+        known = [self._requests.get(row.seq_id, NO_SCORE).information for row in rows]
+        return 1.0 / (np.array(known) + self._settings.request_prior)
 
     def _score_requests(
         self, rows: list[RowOutcome], excess: FloatArray, information: FloatArray
@@ -239,7 +260,12 @@ class SurvivalEstimator:
             score.add(more, known, settings.request_decay, settings.request_prior)
 
     def _score_width(
-        self, width: int, excess: FloatArray, information: FloatArray, own_doubt: FloatArray
+        self,
+        width: int,
+        excess: FloatArray,
+        information: FloatArray,
+        own_doubt: FloatArray,
+        num_steps: int,
     ) -> None:
         """Move a draft width's shift, less by requests that may explain as much themselves. Mutates."""
         settings = self._settings
@@ -249,7 +275,7 @@ class SurvivalEstimator:
         score.add(
             float(excess @ shares),
             float(information @ shares),
-            settings.width_decay,
+            settings.width_decay**num_steps,
             settings.width_prior,
         )
 
@@ -258,11 +284,12 @@ class SurvivalEstimator:
         rows: list[RowOutcome],
         is_trial: np.ndarray,
         beyond: FloatArray,
+        num_steps: int,
         is_surprised: bool,
     ) -> None:
         """Count trials and successes, the shifts' effects taken out. Mutates."""
         settings = self._settings
-        decay = settings.surprised_decay if is_surprised else settings.recent_decay
+        decay = settings.surprised_decay if is_surprised else settings.recent_decay**num_steps
         by_class: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             by_class.setdefault(row.traffic, []).append(index)
@@ -270,22 +297,18 @@ class SurvivalEstimator:
         for traffic, indices in by_class.items():
             trials, more = is_trial[indices].sum(axis=0), beyond[indices].sum(axis=0)
             num = len(trials)
-            hits = trials * self._class_hazards(traffic)[:num] + more
+            odds = self._class_odds(traffic)[:num]
+            hits = trials * (odds / (1.0 + odds)) + more
             counts = np.zeros((2, self.num_positions))
             counts[0, :num], counts[1, :num] = trials, hits
             total += counts
             of_class = self._classes.setdefault(traffic, HazardCounts(self.num_positions))
             of_class.add(counts[0], counts[1], decay)
-        self._memory.add(total[0], total[1], settings.memory_decay)
+        self._memory.add(total[0], total[1], settings.memory_decay**num_steps)
         self._recent.add(total[0], total[1], decay)
-        self._hazards.clear()
+        self._odds.clear()
 
     def _score_predictions(self, beyond: FloatArray, is_trial: np.ndarray) -> None:
         decay = self._settings.brier_decay
         self._brier_sum = self._brier_sum * decay + float(np.sum(beyond**2))
         self._brier_weight = self._brier_weight * decay + float(np.sum(is_trial))
-
-
-def _log_odds(probability: float) -> float:
-    inside = min(1 - LEAST_HAZARD, max(LEAST_HAZARD, probability))
-    return math.log(inside / (1 - inside))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -10,14 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.coordinator.block_scheduler.allocation import (
-    Price,
-    allocate,
+    Drafts,
+    Option,
     candidate_sizes,
     floors_for,
 )
 from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
 
-NO_SIZES = np.array([], dtype=np.int64)
+Price = Callable[[IntArray], FloatArray]
+"""Positions -> milliseconds of a step that verifies so many, ``[n]`` -> ``[n]``."""
+
+
+def best_widths(
+    draft_width: int,
+    survival: FloatArray,
+    max_widths: list[int],
+    price: Price,
+    floors: list[int] | None = None,
+) -> tuple[Option, list[int]]:
+    """The best step with one draft width beside plain decoding, ``survival [rows, draft_width - 1]``."""
+    num_rows = len(max_widths)
+    sizes = candidate_sizes(num_rows, num_rows * draft_width)
+    given = None if floors is None else np.array([[1] * num_rows, floors])
+    drafts = Drafts([1, draft_width], np.stack([survival] * 2), np.array(max_widths), given)
+    option = drafts.options(sizes, np.stack([price(sizes)] * 2))[draft_width]
+    return option, drafts.widths(option).tolist()
 
 
 def falling(hazards: list[list[float]]) -> FloatArray:
@@ -48,12 +66,12 @@ def test_no_choice_of_widths_is_better(hazards: list[list[float]], data: st.Data
     survival = falling(hazards)
     most = data.draw(st.lists(st.integers(1, 4), min_size=len(hazards), max_size=len(hazards)))
     base, slope = data.draw(st.floats(0.1, 20)), data.draw(st.floats(0.01, 3))
-    sizes = candidate_sizes(len(most), 4 * len(most), NO_SIZES)
-    chosen = allocate(4, survival, np.array(most), sizes, affine(base, slope))
+    chosen, widths = best_widths(4, survival, most, affine(base, slope))
     assert chosen.tokens_per_ms == pytest.approx(best_by_trying_all(survival, most, base, slope))
-    tokens = sum(1 + survival[i, : w - 1].sum() for i, w in enumerate(chosen.widths))
+    tokens = sum(1 + survival[i, : w - 1].sum() for i, w in enumerate(widths))
     assert chosen.tokens == pytest.approx(tokens)
-    assert np.all(chosen.widths >= 1) and np.all(chosen.widths <= most)
+    assert chosen.num_positions == sum(widths)
+    assert all(1 <= width <= limit for width, limit in zip(widths, most, strict=True))
 
 
 def test_a_staircase_is_searched_beyond_its_first_fall() -> None:
@@ -63,55 +81,55 @@ def test_a_staircase_is_searched_beyond_its_first_fall() -> None:
         return np.where(positions <= 1, 1.0, 2.6)
 
     survival = falling([[0.9] * 7])
-    chosen = allocate(8, survival, np.array([8]), candidate_sizes(1, 8, NO_SIZES), staircase)
-    assert chosen.widths.tolist() == [8]
+    assert best_widths(8, survival, [8], staircase)[1] == [8]
 
 
 def test_sizes_are_the_captured_ones_less_what_is_fixed() -> None:
-    captured = np.array([4, 8, 16, 32, 64])
+    captured = (4, 8, 16, 32, 64)
     assert candidate_sizes(3, 24, captured).tolist() == [3, 4, 8, 16, 24]
     assert candidate_sizes(3, 24, captured, fixed_positions=6).tolist() == [3, 10, 24]
     assert candidate_sizes(3, 3, captured).tolist() == [3]
 
 
 def test_many_rows_are_priced_at_a_few_dozen_sizes() -> None:
-    sizes = candidate_sizes(256, 4096, NO_SIZES)
+    sizes = candidate_sizes(256, 4096)
     assert 30 < len(sizes) <= 48
     assert sizes[0] == 256 and sizes[-1] == 4096
 
 
 def test_likely_rows_get_the_positions() -> None:
-    survival = falling([[0.95] * 7, [0.2] * 7])
-    chosen = allocate(
-        8, survival, np.array([8, 8]), candidate_sizes(2, 16, NO_SIZES), affine(1, 0.5)
-    )
-    assert chosen.widths[0] > chosen.widths[1]
+    likely, unlikely = best_widths(8, falling([[0.95] * 7, [0.2] * 7]), [8, 8], affine(1, 0.5))[1]
+    assert likely > unlikely
 
 
 def test_plain_decoding_has_one_size() -> None:
-    chosen = allocate(
-        1, np.empty((3, 0)), np.array([5, 1, 9]), candidate_sizes(3, 3, NO_SIZES), affine(1, 1)
-    )
-    assert chosen.widths.tolist() == [1, 1, 1]
-    assert (chosen.tokens, chosen.step_ms) == (3.0, 4.0)
+    drafts = Drafts([1, 4], np.full((2, 3, 3), 0.9), np.array([5, 1, 9]))
+    sizes = candidate_sizes(3, 12)
+    plain = drafts.options(sizes, np.stack([1.0 + sizes] * 2))[1]
+    assert plain == Option(1, 3, 3.0, 4.0)
+    assert drafts.widths(plain).tolist() == [1, 1, 1]
+
+
+def test_every_draft_width_is_weighed_with_its_own_survival_and_price() -> None:
+    survival = np.stack([falling([[hazard] * 7] * 2) for hazard in (0.5, 0.5, 0.9)])
+    sizes = candidate_sizes(2, 16)
+    step_ms = np.stack([base + 0.0 * sizes for base in (1.0, 2.0, 4.0)])
+    options = Drafts([1, 4, 8], survival, np.array([8, 8])).options(sizes, step_ms)
+    assert options[4].tokens == pytest.approx(2 * (1 + 0.5 + 0.25 + 0.125))
+    assert options[8].tokens == pytest.approx(2 * sum(0.9**k for k in range(8)))
+    assert [options[width].step_ms for width in (1, 4, 8)] == [1.0, 2.0, 4.0]
 
 
 def test_floors_are_given_first_and_never_beyond_the_maximum() -> None:
     survival = falling([[0.3] * 7, [0.1] * 7])
-    chosen = allocate(
-        8,
-        survival,
-        np.array([8, 3]),
-        candidate_sizes(2, 16, NO_SIZES),
-        affine(0.1, 10.0),
-        np.array([1, 5]),
-    )
-    assert chosen.widths.tolist() == [1, 3]
+    chosen, widths = best_widths(8, survival, [8, 3], affine(0.1, 10.0), floors=[1, 5])
+    assert widths == [1, 3]
+    assert chosen.tokens == pytest.approx(2 + 0.1 + 0.01)
 
 
 def test_a_target_is_met_by_the_least_width_or_given_up() -> None:
     survival = falling([[0.9] * 7, [0.05] * 7])
-    floors = floors_for(survival, step_ms=20.0, target_tpot_ms=8.0)
+    (floors,) = floors_for(survival[None], np.array([20.0]), target_tpot_ms=8.0)
     assert 20.0 / (1 + survival[0, : floors[0] - 1].sum()) <= 8.0
     assert 20.0 / (1 + survival[0, : floors[0] - 2].sum()) > 8.0
     assert floors[1] == 1

@@ -36,7 +36,7 @@ def landed(
 
 
 def price(model: StepCostModel | CostTable, rows: int, width: int, positions: int) -> float:
-    return float(model.step_ms(width, rows, np.array([positions]), 0)[0])
+    return float(model.step_ms([width], rows, np.array([positions]), 0)[0, 0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 10, 64])
@@ -58,7 +58,7 @@ def test_a_trimmed_step_saves_verification_and_not_drafting() -> None:
 def test_context_is_priced_where_it_was_measured() -> None:
     table = CostTable(sweep(contexts=(0, 20_000)))
     assert table.ms_per_context == pytest.approx(1.0)
-    near, far = (float(table.step_ms(4, 4, np.array([16]), c)[0]) for c in (0, 10_000))
+    near, far = (float(table.step_ms([4], 4, np.array([16]), c)[0, 0]) for c in (0, 10_000))
     assert far - near == pytest.approx(10.0)
     assert CostTable(sweep()).ms_per_context == 0.0
 
@@ -115,7 +115,7 @@ def test_prefill_is_priced_apart_and_does_not_touch_decoding() -> None:
     for _ in range(40):
         assert model.observe(landed(4, 1, before + 20.0, prefill=200)) is None
     assert price(model, 4, 1, 4) == before
-    with_prefill = float(model.step_ms(1, 4, np.array([4]), 0, 200)[0])
+    with_prefill = float(model.step_ms([1], 4, np.array([4]), 0, 200)[0, 0])
     assert with_prefill == pytest.approx(before + 20.0, rel=0.05)
 
 
@@ -130,6 +130,6 @@ def test_cohorts_have_prices_of_their_own() -> None:
     for _ in range(60):
         model.observe(landed(16, 4, before))
         model.observe(landed(16, 4, 0.6 * before, cohorts=2))
-    two = float(model.step_ms(4, 16, np.array([64]), 0, 0, 2)[0])
+    two = float(model.step_ms([4], 16, np.array([64]), 0, 0, 2)[0, 0])
     assert two == pytest.approx(0.6 * before, rel=0.1)
     assert price(model, 16, 4, 64) == pytest.approx(before, rel=0.1)

@@ -79,7 +79,7 @@ def test_counting_truncated_positions_as_failures_would_be_seen() -> None:
 
 
 def test_survival_falls_and_is_a_number_without_data() -> None:
-    survival = SurvivalEstimator(16).survival([row(1), row(2, "unseen")], 16)
+    survival = SurvivalEstimator(16).survival([row(1), row(2, "unseen")], [16])[0]
     assert survival.shape == (2, 15)
     assert np.all(np.diff(survival, axis=1) <= 0)
     assert np.all((survival > 0) & (survival < 1))
@@ -113,7 +113,7 @@ def test_any_history_gives_falling_probabilities(
             rows.append(RowOutcome(seq_id, traffic, width, trials, accepted))
         estimator.observe(rows)
     for width in (2, 4, 16):
-        survival = estimator.survival([row(i, t) for i in range(6) for t in "ab"], width)
+        survival = estimator.survival([row(i, t) for i in range(6) for t in "ab"], [width])[0]
         assert survival.shape == (12, width - 1)
         assert np.all(np.isfinite(survival)) and np.all((survival > 0) & (survival < 1))
         assert np.all(np.diff(survival, axis=1) <= 0)
@@ -132,10 +132,10 @@ def test_classes_and_requests_differ_from_the_rest() -> None:
     # A request of a good class that fares badly is known for it after a few cycles, and only it.
     for _ in range(12):
         estimator.observe([outcome(rng, bad, 16, 15, 1, "code")])
-    bad_one, other = estimator.survival([row(1, "code"), row(2, "code")], 16)
+    bad_one, other = estimator.survival([row(1, "code"), row(2, "code")], [16])[0]
     assert bad_one[2] < other[2] - 0.2
     estimator.forget(1)
-    assert estimator.survival([row(1, "code")], 16)[0] == pytest.approx(other)
+    assert estimator.survival([row(1, "code")], [16])[0][0] == pytest.approx(other)
 
 
 def test_a_narrow_block_that_drafts_worse_has_a_shift_of_its_own() -> None:
