@@ -102,6 +102,9 @@ class Drafts:
             if num_first:
                 tokens[index] -= FIRST * np.minimum(num_drafts, num_first)
         values = tokens / step_ms
+        if len(sizes) > 1:
+            # Blocks of which nothing is verified are no option: plain decoding gives the same for less.
+            values[np.array(self._draft_widths) > 1, 0] = -1.0
         for index, num_first in enumerate(self._num_first):
             # Whoever must have his floor gets it; the last size holds as many as may be.
             values[index, : min(np.searchsorted(num_drafts, num_first), len(sizes) - 1)] = -1.0

@@ -1,7 +1,12 @@
 """What the next step will take: the sweep's table, corrected by every step that lands.
 
-A correction is the ratio of observed to predicted time, kept per cell (power of two of rows, draft width,
-steps in flight). A cell that nobody has visited takes the ratio of all cells.
+A correction is a ratio of observed to predicted time. It has two parts, for machines slow down and recover by
+tens of per cent within seconds, and that says nothing about widths:
+- the *level* of a load (power of two of rows, steps in flight) follows every step quickly;
+- the *contrast* of a draft width at a load learns only from steps right after a change of the width, when the
+  level was that of another width just before.
+So widths are compared at the same moment, and one that has not been visited for a while keeps its place. A load
+that nobody has visited takes the level of the last steps.
 """
 
 from __future__ import annotations
@@ -20,25 +25,56 @@ from gateway.coordinator.block_scheduler.records import FloatArray, IntArray, St
 class CostSettings:
     """How fast corrections follow, and what is an outlier."""
 
-    rate: float = 0.05
-    """Weight of a new step in a cell that has seen ``1 / rate`` of them; before that, all weigh alike."""
-    most_deviation: float = 2.0
+    level_rate: float = 0.1
+    """Weight of a new step in a level; while that has seen fewer than the inverse, all weigh alike."""
+    contrast_rate: float = 0.05
+    contrast_prior: float = 4.0
+    """Steps that no contrast at all counts as."""
+    fresh_steps: int = 16
+    """Steps after a change of the draft width that speak of the width, ever less, and then of the level."""
+    most_deviation: float = 1.5
     """An observation counts as this multiple of what was expected at most, and as its inverse at least."""
-    prior_steps: float = 4.0
-    """Steps that the ratio of all cells counts as in each cell."""
 
 
 class Ratio:
     """A running mean of logarithms. Owner: the cost model."""
 
-    def __init__(self) -> None:
-        self.log = 0.0
+    def __init__(self, log: float = 0.0) -> None:
+        self.log = log
         self.num_steps = 0
 
-    def add(self, log: float, rate: float) -> None:
-        """Move towards one observation. Mutates."""
+    def add(self, surprise: float, least_rate: float, prior_steps: float = 0.0) -> None:
+        """Move by a share of what the observation is more than expected. Mutates."""
         self.num_steps += 1
-        self.log += max(rate, 1 / self.num_steps) * (log - self.log)
+        self.log += max(least_rate, 1 / (self.num_steps + prior_steps)) * surprise
+
+
+class Load:
+    """Corrections at one load. Owner: the cost model."""
+
+    def __init__(self, level: float) -> None:
+        self.level = Ratio(level)
+        self.contrasts: dict[int, Ratio] = {}
+        """By draft width."""
+        self._draft_width = 0
+        self._age = 0
+
+    def log_ratio(self, draft_width: int) -> float:
+        """Logarithm of the correction."""
+        contrast = self.contrasts.get(draft_width)
+        return self.level.log + (contrast.log if contrast else 0.0)
+
+    def correct(self, draft_width: int, surprise: float, settings: CostSettings) -> None:
+        """Share a step's surprise between contrast and level. Mutates."""
+        if draft_width != self._draft_width:
+            self._age = 0 if self._draft_width else settings.fresh_steps
+            self._draft_width = draft_width
+        freshness = max(0.0, 1.0 - self._age / settings.fresh_steps)
+        self._age += 1
+        if freshness:
+            contrast = self.contrasts.setdefault(draft_width, Ratio())
+            contrast.add(freshness * surprise, settings.contrast_rate, settings.contrast_prior)
+        self.level.add((1.0 - freshness) * surprise, settings.level_rate)
 
 
 class StepCostModel:
@@ -54,8 +90,8 @@ class StepCostModel:
     def __init__(self, table: CostTable, settings: CostSettings | None = None) -> None:
         self.table = table
         self._settings = settings or CostSettings()
-        self._all = Ratio()
-        self._cells: dict[tuple[int, int, int], Ratio] = {}
+        self._loads: dict[tuple[int, int], Load] = {}
+        self._last_level = 0.0
         self._ms_per_prefill = Ratio()
 
     def step_ms(
@@ -81,8 +117,8 @@ class StepCostModel:
             ``[draft widths, sizes]`` milliseconds from the landing before to this step's.
         """
         table_ms = self.table.step_ms(draft_widths, num_rows, positions, context)
-        bucket = num_rows.bit_length()
-        factors = np.array([self._factor((bucket, width, num_cohorts)) for width in draft_widths])
+        load = self._loads.get((num_rows.bit_length(), num_cohorts)) or Load(self._last_level)
+        factors = np.exp([load.log_ratio(width) for width in draft_widths])
         return table_ms * factors[:, None] + self._prefill_ms(num_prefill_positions)
 
     def observe(self, outcome: StepOutcome) -> float | None:
@@ -107,28 +143,17 @@ class StepCostModel:
         if outcome.num_prefill_positions:
             extra_ms = max(0.01, outcome.step_ms - without_prefill)
             per_position = math.log(extra_ms / outcome.num_prefill_positions)
-            self._ms_per_prefill.add(per_position, self._settings.rate)
+            prefill = self._ms_per_prefill
+            prefill.add(per_position - prefill.log, self._settings.level_rate)
             return None
         ratio = outcome.step_ms / without_prefill
-        cell = (outcome.num_rows.bit_length(), outcome.draft_width, outcome.num_cohorts)
-        self._correct(cell, ratio)
-        return ratio
-
-    def _factor(self, cell: tuple[int, int, int]) -> float:
-        """The cell's ratio, shrunk to that of all cells while it has seen few steps."""
-        known = self._cells.get(cell)
-        if known is None:
-            return math.exp(self._all.log)
-        prior = self._settings.prior_steps
-        steps = min(known.num_steps, 1 / self._settings.rate)
-        return math.exp((known.log * steps + self._all.log * prior) / (steps + prior))
-
-    def _correct(self, cell: tuple[int, int, int], ratio: float) -> None:
         most = math.log(self._settings.most_deviation)
         surprise = min(most, max(-most, math.log(ratio)))
-        observed = math.log(self._factor(cell)) + surprise
-        self._cells.setdefault(cell, Ratio()).add(observed, self._settings.rate)
-        self._all.add(observed, self._settings.rate)
+        key = (outcome.num_rows.bit_length(), outcome.num_cohorts)
+        load = self._loads.setdefault(key, Load(self._last_level))
+        load.correct(outcome.draft_width, surprise, self._settings)
+        self._last_level = load.level.log
+        return ratio
 
     def _prefill_ms(self, num_positions: int) -> float:
         if not num_positions:

@@ -27,14 +27,13 @@ def best_widths(
     survival: FloatArray,
     max_widths: list[int],
     price: Price,
-    floors: list[int] | None = None,
 ) -> tuple[Option, list[int]]:
-    """The best step with one draft width beside plain decoding, ``survival [rows, draft_width - 1]``."""
+    """The best step with a draft width or without drafts, ``survival [rows, draft_width - 1]``."""
     num_rows = len(max_widths)
     sizes = candidate_sizes(num_rows, num_rows * draft_width)
-    given = None if floors is None else np.array([[1] * num_rows, floors])
-    drafts = Drafts([1, draft_width], np.stack([survival] * 2), np.array(max_widths), given)
-    option = drafts.options(sizes, np.stack([price(sizes)] * 2))[draft_width]
+    drafts = Drafts([1, draft_width], np.stack([survival] * 2), np.array(max_widths))
+    options = drafts.options(sizes, np.stack([price(sizes)] * 2))
+    option = max(options.values(), key=lambda option: option.tokens_per_ms)
     return option, drafts.widths(option).tolist()
 
 
@@ -122,8 +121,12 @@ def test_every_draft_width_is_weighed_with_its_own_survival_and_price() -> None:
 
 def test_floors_are_given_first_and_never_beyond_the_maximum() -> None:
     survival = falling([[0.3] * 7, [0.1] * 7])
-    chosen, widths = best_widths(8, survival, [8, 3], affine(0.1, 10.0), floors=[1, 5])
-    assert widths == [1, 3]
+    free, widths = best_widths(8, survival, [8, 3], affine(0.1, 10.0))
+    assert (free.draft_width, widths) == (1, [1, 1])
+    drafts = Drafts([8], survival[None], np.array([8, 3]), np.array([[1, 5]]))
+    sizes = candidate_sizes(2, 16)
+    chosen = drafts.options(sizes, affine(0.1, 10.0)(sizes)[None])[8]
+    assert drafts.widths(chosen).tolist() == [1, 3]
     assert chosen.tokens == pytest.approx(2 + 0.1 + 0.01)
 
 

@@ -100,14 +100,14 @@ def test_good_drafts_are_verified_wide_and_bad_ones_not_at_all() -> None:
     assert {d.state for d in good[50:]} <= {SPECULATE, PROBE}
     assert good[-1].draft_width == 16
     bad = run(scheduler(per_position=0.5), 200, 16, accepts=0.0)
-    assert bad[-1].state == PLAIN
+    assert sum(d.state == PLAIN for d in bad[-40:]) >= 35
     assert sum(d.state == PROBE for d in bad) >= 2
 
 
 def test_probes_find_the_way_back() -> None:
     of = scheduler(per_position=0.2)
-    assert run(of, 150, 8, accepts=0.0)[-1].state == PLAIN
-    assert run(of, 600, 8, accepts=1.0)[-1].state == SPECULATE
+    assert sum(d.state == PLAIN for d in run(of, 150, 8, accepts=0.0)[-40:]) >= 35
+    assert sum(d.state == SPECULATE for d in run(of, 600, 8, accepts=1.0)[-40:]) >= 35
 
 
 def test_without_prices_the_table_decides() -> None:
