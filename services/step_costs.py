@@ -113,7 +113,7 @@ def _why_none(folder: Path, mine: Mapping[str, object]) -> str:
     differences = [_different_keys(path, mine) for path in sorted(folder.glob("costs-*.json"))]
     if not differences:
         return f"none are kept in {folder} yet"
-    return f"those kept in {folder} are of another {', '.join(min(differences, key=len))}"
+    return f"those kept in {folder} are of another {', '.join(min(differences, key=lambda keys: len(keys)))}"
 
 
 def _different_keys(path: Path, mine: Mapping[str, object]) -> list[str]:

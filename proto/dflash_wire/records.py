@@ -101,6 +101,8 @@ class GenerationStats:
     overhead_ms: float = 0.0
     num_cached_tokens: int = 0
     """Prompt tokens that came out of the prefix cache."""
+    policy: str | None = None
+    """Block policy that it began with; None before its first token."""
 
     def add(self, cycle: CycleStats) -> None:
         """Add one cycle. Mutates."""
@@ -134,6 +136,8 @@ class TokenChunk:
     """Prompt tokens that came out of the prefix cache; set on the request's first chunk only."""
     num_before: int = 0
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
+    policy: str | None = None
+    """Block policy that the sequence begins with; set on the request's first chunk only."""
 
 
 class SchedulerGauges(NamedTuple):
