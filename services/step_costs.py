@@ -83,6 +83,7 @@ def measured_samples(
         return []
     most = limits.max_draft_block_size
     widths = sorted({1, *(width for width in scheduler.draft_widths if width <= most)})
+    logger.info("step costs: measured now, for %g s at most", scheduler.sweep_s)
     began = time.perf_counter()
     samples = sweep(ring, limits, widths, scheduler.sweep_s)
     took_s = time.perf_counter() - began
@@ -113,7 +114,8 @@ def _why_none(folder: Path, mine: Mapping[str, object]) -> str:
     differences = [_different_keys(path, mine) for path in sorted(folder.glob("costs-*.json"))]
     if not differences:
         return f"none are kept in {folder} yet"
-    return f"those kept in {folder} are of another {', '.join(min(differences, key=lambda keys: len(keys)))}"
+    nearest = min(differences, key=len)
+    return f"those kept in {folder} are of another {', '.join(nearest)}"
 
 
 def _different_keys(path: Path, mine: Mapping[str, object]) -> list[str]:
