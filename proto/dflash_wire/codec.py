@@ -79,7 +79,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         for r in plan.rows
     ]
     ingests = [
-        (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter)
+        (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
     ]
     return pack((plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests))

@@ -183,8 +183,9 @@ class GroupGauges:
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
 
-    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by an earlier
-    step, belong to positions ``[start_position, start_position + num_tokens)``.
+    Of the FeaturePool, ``num_tokens`` rows from ``feature_offset`` on, each ``stride`` behind the one before,
+    belong to positions ``[start_position, start_position + num_tokens)``. Earlier steps wrote them: one or
+    several, each from its ``feature_base`` on.
     """
 
     feature_offset: int
@@ -192,6 +193,7 @@ class Ingest:
     start_position: int
     page_ids: list[int]
     drafter: int = 0
+    stride: int = 1
     """Index of the drafter whose context it is."""
 
 

@@ -11,6 +11,7 @@ from coordinator_fakes import Bench, make_limits, make_request
 from toy_target import DRAFTERS
 
 from dflash_wire.errors import InvalidRequestError
+from dflash_wire.records import StepPlan
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.records import (
@@ -106,12 +107,21 @@ def test_policies_of_all_kinds_share_a_step() -> None:
 
 def test_good_drafts_widen_and_bad_ones_do_not() -> None:
     def last_width(drafter: str) -> int:
+        now_s = 0.0
+
+        def take_as_long_as_priced(plan: StepPlan) -> None:
+            nonlocal now_s
+            drafts = any(row.width > 1 for row in plan.rows)
+            now_s += 1e-3 * (5 + 3.0 * drafts + 0.5 * plan.num_positions)
+
         bench = Bench(
             make_limits(num_pages=512, max_context=1024),
             DRAFTERS[drafter],
             "adaptive",
             scheduler=priced(draft_ms=3.0, verify_ms=0.5),
+            clock=lambda: now_s,
         )
+        bench.ring.on_run = take_as_long_as_priced
         bench.submit(make_request("r", 5, 900))
         bench.run_until_idle()
         bench.check_all_finished()
