@@ -8,7 +8,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import Ingest, Row, StepPlan
 from gateway.coordinator.block_scheduler.records import Decision
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
-from gateway.coordinator.feeding import FeatureRoom
+from gateway.coordinator.feeding import MOST_STEPS, FeatureRoom
 from gateway.coordinator.page_allocator import PageAllocator
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.waiting import WaitingQueue
@@ -340,11 +340,15 @@ class Planner:
         planned.failures.append((sequence, error))
 
     def _take_ingests(self, plan: StepPlan, is_due: bool) -> list[Ingest]:
-        """Turn pending features into ingests: of rows that draft in this step, or all if they are due."""
+        """Turn pending features into ingests: of rows that draft in this step, or all if they are due.
+
+        Those of prompts are due at once, for others may share their pages only then.
+        """
         drafting = {row.seq_id for row in plan.rows if row.width > 1}
         ingests: list[Ingest] = []
         for sequence in self.running.values():
-            if sequence.pending_ingests and (is_due or sequence.seq_id in drafting):
+            is_wanted = is_due or sequence.seq_id in drafting
+            if is_wanted or any(run.num_tokens > MOST_STEPS for run in sequence.pending_ingests):
                 pages = self.pages.table(sequence.seq_id)
                 for offset, num_tokens, start, stride in sequence.pending_ingests:
                     ingest = Ingest(offset, num_tokens, start, pages, sequence.drafter, stride)

@@ -1,7 +1,7 @@
 """The start-up sweep: what steps take on this machine, measured around the ring before anybody is served.
 
 Steps hold made-up rows on pages that nobody owns yet; their tokens mean nothing, and every sequence writes
-its pages before it reads them. The drafter is fed as in served steps: before it drafts, and not in plain ones.
+its pages before it reads them. The drafter is fed as in served steps: when it drafts, and not in plain ones.
 """
 
 from __future__ import annotations

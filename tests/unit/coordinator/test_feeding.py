@@ -72,6 +72,16 @@ def test_plain_steps_feed_the_drafter_in_batches(num_rows: int) -> None:
     assert set(fed[1:]) == {num_rows}
 
 
+def test_a_prompt_can_be_shared_after_a_short_plain_answer() -> None:
+    bench = Bench(ROOMY, policy="table", cohorts=(1,))
+    bench.coordinator.scheduler.table.width = lambda num_rows: 1  # type: ignore[method-assign]
+    for name in ("first", "second"):
+        bench.submit(make_request(name, 42, 4, family=1))
+        bench.run_until_idle()
+    bench.check_all_finished()
+    assert bench.sink.chunks["second"][0].num_cached_tokens == 40
+
+
 @pytest.mark.parametrize("cohorts", [(1,), (2,)])
 @pytest.mark.parametrize("period", [3, 7, 40])
 def test_drafts_after_plain_steps_find_their_context(cohorts: tuple[int, ...], period: int) -> None:
