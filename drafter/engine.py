@@ -133,7 +133,8 @@ class DrafterEngine:
             rows: list[int] = []
             for i in ingests:
                 end = i.start_position + i.num_tokens
-                rows += range(i.feature_offset, i.feature_offset + i.num_tokens)
+                first = i.feature_offset
+                rows += range(first, first + i.num_tokens * i.stride, i.stride)
                 positions += range(i.start_position, end)
                 slots.append(self.pool.slots(i.page_ids, i.start_position, end))
             if rows:

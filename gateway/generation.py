@@ -12,7 +12,7 @@ from dflash_wire.records import GenerationStats, TokenChunk
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
 from gateway.state import GatewayState
-from gateway.validation import SequencePlan
+from gateway.validation import SequencePlan, drafter_label
 
 
 class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
@@ -53,7 +53,7 @@ async def sequence_pieces(
         chunks = state.engine.generate(plan.request)
         async for chunk in chunks:
             taken_s = 0.0 if recorder is None else recorder.clock()
-            piece = _advance(plan.index, text, stats, meter, chunk)
+            piece = _advance(plan, text, stats, meter, chunk)
             if piece.finish_reason is not None:
                 last = piece
                 break
@@ -75,13 +75,14 @@ async def sequence_pieces(
 
 
 def _advance(
-    index: int,
+    plan: SequencePlan,
     text: SequenceText,
     stats: GenerationStats,
     meter: SequenceMeter,
     chunk: TokenChunk,
 ) -> TextPiece:
-    """Take in a chunk, or its beginning when the sequence ends inside. Mutates all but the chunk."""
+    """Take in a chunk, or its beginning when the sequence ends inside. Mutates ``text``, ``stats`` and
+    ``meter``."""
     tokens_before = text.num_tokens
     new_text = text.push(chunk.token_ids)
     if chunk.finish_reason is not None:
@@ -90,6 +91,9 @@ def _advance(
     if chunk.num_cached_tokens:
         stats.num_cached_tokens = chunk.num_cached_tokens
         meter.add_cached(chunk.num_cached_tokens)
+    if chunk.policy is not None:
+        stats.policy = chunk.policy
+        meter.set_drafter(drafter_label(chunk.policy, plan.request.drafter))
     cycle = chunk.cycle
     if cycle is not None:
         if num_new_tokens < cycle.num_committed:
@@ -97,8 +101,8 @@ def _advance(
         stats.add(cycle)
     meter.add_chunk(num_new_tokens, cycle)
     if text.finish_reason is None:
-        return TextPiece(index, new_text, text.num_tokens)
-    return TextPiece(index, new_text, text.num_tokens, text.finish_reason, stats)
+        return TextPiece(plan.index, new_text, text.num_tokens)
+    return TextPiece(plan.index, new_text, text.num_tokens, text.finish_reason, stats)
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

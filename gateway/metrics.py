@@ -140,6 +140,10 @@ class SequenceMeter:
         self._last_chunk_at = now
         self._num_tokens += num_tokens
 
+    def set_drafter(self, drafter: str) -> None:
+        """Count its cycles under another drafter from now on; ``none`` if nobody drafts for it."""
+        self._cycles = self._metrics.cycles.of(drafter)
+
     def add_cached(self, num_tokens: int) -> None:
         """Note that so many prompt tokens were cached."""
         self._is_hit = True

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from dflash_wire.records import GenerationStats
 from gateway.generation import TextPiece, TextPieces
 from gateway.sse import DONE, TextTemplate, event
-from gateway.validation import SequencePlan
+from gateway.validation import SequencePlan, drafter_label
 
 Json = dict[str, Any]
 
@@ -246,10 +246,12 @@ class ResponseBuilder:
 
 def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str) -> Json:
     """Return the ``dflash`` object of one sequence."""
-    policy = plan.request.policy or default_policy
+    # The engine's default may have been changed; only its first chunk says what it applied.
+    policy = stats.policy or plan.request.policy or default_policy
+    drafter = drafter_label(policy, plan.request.drafter)
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
     seed = plan.request.sampling.seed
-    return {"policy": policy, "drafter": plan.drafter, "seed": seed, **values}
+    return {"policy": policy, "drafter": drafter, "seed": seed, **values}
 
 
 _STATS_FIELDS = (

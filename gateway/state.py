@@ -35,7 +35,8 @@ class GatewaySettings:
     max_draft_block_size: int
     """The widest of its drafters' trained block sizes, anchor included."""
     default_policy: str
-    """Block policy of requests that name none; only reported, the engine applies it."""
+    """Block policy of requests that name none, as configured; the engine applies it, or what an operator
+    has changed it to, and says so in a sequence's first chunk."""
     version: str
     sampling: SamplingDefaults = SamplingDefaults()
     owned_by: str = "dflash"

@@ -27,7 +27,8 @@ class SequencePlan:
     request: GenerationRequest
     stop_strings: tuple[str, ...]
     drafter: str = DEFAULT_DRAFTER
-    """Name under which statistics count it: ``none`` if nothing is drafted."""
+    """Name under which statistics count it, until the engine says which policy it has: ``none`` if
+    nothing is drafted."""
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:

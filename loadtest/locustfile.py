@@ -37,7 +37,7 @@ def add_options(parser: LocustArgumentParser) -> None:
         "--policy",
         default="",
         env_var="LOADTEST_POLICY",
-        help="off, static:8, …; server's if empty",
+        help="adaptive, table, off, static:8, …; server's if empty",
     )
     group.add_argument("--max-tokens", type=int, default=128, env_var="LOADTEST_MAX_TOKENS")
     group.add_argument("--temperature", type=float, default=0.0, env_var="LOADTEST_TEMPERATURE")

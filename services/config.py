@@ -119,8 +119,8 @@ class BlockSchedulerArgs(Section):
         description="Longest start-up measurement of step costs; 0 leaves it out, and the table decides.",
     )
     cost_folder: str | None = Field(
-        None,
-        description="Where measured step costs are kept for the next start; without it every start measures.",
+        "~/.cache/dflash/step-costs",
+        description="Where measured step costs are kept for the next start; with null every start measures.",
     )
 
     @field_validator("table")

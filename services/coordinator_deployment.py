@@ -27,6 +27,7 @@ from services.engine_group import EngineGroup
 from services.frames import FrameSender
 from services.group_report import GroupReport
 from services.links import pin_thread
+from services.log_setup import hang_under_serve
 from services.spec import EngineSpec
 from services.step_costs import measured_samples, scheduler_for
 
@@ -169,6 +170,7 @@ class CoordinatorDeployment:
     """
 
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
+        hang_under_serve()
         self._expected_output_tokens = args.routing.expected_output_tokens
         self._recent_names = RecentNames()
         self._group = EngineGroup(args, spec)

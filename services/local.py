@@ -17,6 +17,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, GenerationRequest, StepPlan, StepResult, TokenChunk
 from drafter.engine import DrafterEngine
 from gateway.coordinator.coordinator import Coordinator
+from gateway.coordinator.policy import ADAPTIVE
 from services.config import AppArgs
 from services.engines import (
     build_drafter,
@@ -30,6 +31,7 @@ from services.engines import (
     union_taps,
 )
 from services.spec import EngineSpec, make_spec
+from services.step_costs import measured_samples, scheduler_for
 from verifier.engine import VerifierEngine
 
 ONE_AFTER_ANOTHER = (1,)
@@ -89,6 +91,9 @@ def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
 class LocalEngine:
     """A coordinator with its step loop in a thread; requests from any thread.
 
+    With ``engine.policy: adaptive`` the first one on a machine measures what steps cost before it does
+    anything else.
+
     Owner: the creator; ``close`` ends the loop.
 
     Raises:
@@ -98,8 +103,14 @@ class LocalEngine:
     def __init__(self, args: AppArgs) -> None:
         spec = make_spec(args)
         self.spec = spec
+        self._num_threads = max(spec.verifier_threads, spec.drafter_threads)
         self._queues: dict[str, queue.SimpleQueue[TokenChunk]] = {}
         ring, self.limits = build_local_ring(spec)
+        scheduler = None
+        if args.engine.policy == ADAPTIVE.name:  # nobody else asks what steps cost
+            torch.set_num_threads(self._num_threads)
+            samples = measured_samples(args, spec, ring, self.limits)
+            scheduler = scheduler_for(args, self.limits, samples)
         self._coordinator = Coordinator(
             ring,
             self,
@@ -108,13 +119,14 @@ class LocalEngine:
             max_waiting=args.engine.max_waiting,
             caches_prefixes=args.engine.prefix_cache,
             cohorts=ONE_AFTER_ANOTHER,
+            scheduler=scheduler,
         )
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         # OpenMP's thread count belongs to the calling thread.
-        torch.set_num_threads(max(self.spec.verifier_threads, self.spec.drafter_threads))
+        torch.set_num_threads(self._num_threads)
         self._coordinator.run_forever()
 
     def publish(self, chunks: dict[str, list[TokenChunk]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -157,6 +158,8 @@ def main(
         The exit status: 1 when a prompt failed, 2 when the batch could not run.
     """
     options = parse_arguments(arguments)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("services.step_costs").setLevel(logging.INFO)  # it may take a while
     try:
         finished = {row.id for row in read_rows(options.output) if not row.is_error}
         items = [item for item in read_items(options.prompts) if item.id not in finished]
@@ -183,6 +186,8 @@ def _run_batch(
     settings = gateway_settings(args, spec)
     if options.policy is not None:
         parse_policy(options.policy, settings.all_drafters[0].max_draft_block_size)
+        engine_args = args.engine.model_copy(update={"policy": options.policy})
+        args = args.model_copy(update={"engine": engine_args})
     tokenizer = ChatTokenizer.load(spec.target_path)
     engine = make_engine(args)
     try:

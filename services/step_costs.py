@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,16 +15,21 @@ from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, SchedulerSettings
-from gateway.coordinator.block_scheduler.sweep import sweep
+from gateway.coordinator.block_scheduler.sweep import sweep, sweep_cells
 from services.config import AppArgs
 from services.spec import EngineSpec, file_digest
 
 logger = logging.getLogger(__name__)
 
 
-def fingerprint(args: AppArgs, spec: EngineSpec) -> dict[str, object]:
-    """Return everything that a step's time depends on, as JSON values."""
+def fingerprint(args: AppArgs, spec: EngineSpec, ring: str) -> dict[str, object]:
+    """Return everything that a step's time depends on, as JSON values.
+
+    Args:
+        ring: the kind of way around drafter and verifier.
+    """
     return {
+        "ring": ring,
         "device": device_name(spec.device),
         "models": [
             file_digest(path) for path in (spec.target_path, *(d.path for d in spec.drafters))
@@ -63,19 +70,60 @@ def measured_samples(
     Raises:
         EngineUnavailableError: an executor was lost in the sweep.
     """
+    mine = fingerprint(args, spec, type(ring).__name__)
+    folder = _cost_folder(args.block_scheduler.cost_folder)
+    if folder is not None:
+        if known := load_samples(cost_path(folder, mine), mine):
+            logger.info("step costs: %d samples out of %s", len(known), cost_path(folder, mine))
+            return known
+        logger.info("step costs: %s", _why_none(folder, mine))
     scheduler = args.block_scheduler
-    folder = None if scheduler.cost_folder is None else Path(scheduler.cost_folder).expanduser()
-    mine = fingerprint(args, spec)
-    if folder is not None and (known := load_samples(cost_path(folder, mine), mine)):
-        return known
+    if scheduler.sweep_s == 0:
+        logger.info("step costs: not measured, for block_scheduler.sweep_s is 0; the table decides")
+        return []
     most = limits.max_draft_block_size
     widths = sorted({1, *(width for width in scheduler.draft_widths if width <= most)})
+    logger.info("step costs: measured now, for %g s at most", scheduler.sweep_s)
     began = time.perf_counter()
     samples = sweep(ring, limits, widths, scheduler.sweep_s)
-    logger.info("%d steps measured in %.1f s", len(samples), time.perf_counter() - began)
-    if folder is not None and samples:
+    took_s = time.perf_counter() - began
+    logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
+    if not _is_whole(samples, limits, widths):
+        # Kept, it would stand for what was never measured, start after start.
+        logger.warning("step costs: not all measured, so not kept; raise block_scheduler.sweep_s")
+    elif folder is not None:
         save_samples(cost_path(folder, mine), mine, samples)
     return samples
+
+
+def _is_whole(samples: list[CostSample], limits: EngineLimits, widths: list[int]) -> bool:
+    cells = {(cell.num_rows, cell.width) for cell in sweep_cells(limits, widths)}
+    return cells == {(sample.num_rows, sample.width) for sample in samples}
+
+
+def _cost_folder(setting: str | None) -> Path | None:
+    try:
+        return None if setting is None else Path(setting).expanduser()
+    except RuntimeError as error:  # a user without a home
+        logger.warning("step costs are not kept in %s: %s", setting, error)
+        return None
+
+
+def _why_none(folder: Path, mine: Mapping[str, object]) -> str:
+    """Say why no kept file is ours: there is none, or what the most similar one differs in."""
+    differences = [_different_keys(path, mine) for path in sorted(folder.glob("costs-*.json"))]
+    if not differences:
+        return f"none are kept in {folder} yet"
+    nearest = min(differences, key=len)
+    return f"those kept in {folder} are of another {', '.join(nearest)}"
+
+
+def _different_keys(path: Path, mine: Mapping[str, object]) -> list[str]:
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
+        return [key for key in mine if theirs.get(key) != mine[key]] or ["format"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ["format", *mine]
 
 
 def scheduler_for(args: AppArgs, limits: EngineLimits, samples: list[CostSample]) -> BlockScheduler:

@@ -17,7 +17,7 @@ class RowCommit(NamedTuple):
     num_accepted_drafts: int
     """Committed drafts of a verify row; 0 for a prefill row."""
     num_shareable: int
-    """Positions that every pool holds now: what this step read, and what it wrote if no drafter has to
+    """Positions that every pool holds now: what this step read and what it wrote, as far as no drafter has to
     ingest it first."""
 
 
@@ -70,9 +70,10 @@ def commit_row(
     sequence.token_ids.extend(committed)
     num_shareable = sequence.num_cached
     if sequence.policy.may_draft:
-        num_shareable = row.start_position
+        pending = sequence.pending_ingests
+        num_shareable = pending[0].start_position if pending else row.start_position
         if finish_reason is None:
-            sequence.pending_ingest = PendingIngest(feature_offset, num_cached, row.start_position)
+            sequence.add_pending(PendingIngest(feature_offset, num_cached, row.start_position))
     num_accepted_drafts = 0 if row.is_prefill else min(len(token_ids) - 1, len(committed))
     # A row that ended early wrote positions behind its last token.
     num_shareable = min(num_shareable, sequence.num_committed)

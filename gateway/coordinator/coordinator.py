@@ -51,9 +51,8 @@ class Coordinator:
     may call ``submit``, ``cancel``, ``close`` and ``snapshot``. The ring and the sink are called by
     the driver only.
 
-    Every request ends in exactly one last chunk (a finish reason or an error);
-    a cancelled one gets no further chunk. Executors are caches: after a failed step every surviving
-    sequence prefills again, so nothing in their pools is trusted.
+    Every request ends in exactly one last chunk (a finish reason or an error); a cancelled one gets none.
+    Executors are caches: after a failed step no pool is trusted, and surviving sequences prefill again.
 
     Args:
         ring: the way to drafter and verifier.
@@ -345,6 +344,7 @@ class Coordinator:
         chunk.num_before = sequence.num_output - len(commit.token_ids)
         if chunk.num_before == 0:
             chunk.num_cached_tokens = sequence.num_prefix_tokens
+            chunk.policy = self._planner.widths.policy_of(sequence).name
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value
             self._counters.num_finished += 1

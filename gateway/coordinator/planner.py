@@ -8,6 +8,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import Ingest, Row, StepPlan
 from gateway.coordinator.block_scheduler.records import Decision
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
+from gateway.coordinator.feeding import MOST_STEPS, FeatureRoom
 from gateway.coordinator.page_allocator import PageAllocator
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.waiting import WaitingQueue
@@ -66,6 +67,7 @@ class Planner:
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
+        self._features = FeatureRoom(limits.max_step_positions)
         self.is_short_of_pages = False
         """A row went without a turn because pages ran out while others were in flight: nothing more may be
         sent until those have landed, for only then may somebody lose his pages."""
@@ -143,9 +145,8 @@ class Planner:
         """Plan one step of those that are not in flight. Mutates queues, pages and pending ingests, never
         tokens.
 
-        Verify rows come first; what they leave of the step's positions goes to prefill chunks. A step
-        writes its features to the half of the FeaturePool that the step before does not use: by the time
-        the step after next overwrites them, it has ingested them itself.
+        Verify rows come first; what they leave of the step's positions goes to prefill chunks. Features are
+        ingested before a sequence drafts, and before others overwrite them (see ``FeatureRoom``).
 
         Args:
             step_id: of the step; ascends by one.
@@ -160,7 +161,6 @@ class Planner:
             RuntimeError: no sequence can move although none failed; the state is corrupt.
         """
         planned = PlannedStep(StepPlan(step_id, [], num_cohorts=num_cohorts))
-        planned.plan.feature_base = step_id % 2 * self._limits.max_step_positions
         self._may_preempt = num_in_flight == 0
         self.is_short_of_pages = False
         state = None
@@ -175,7 +175,9 @@ class Planner:
             self._add_verify_rows(planned, budget - share)
             self._add_prefill_rows(planned, budget - planned.plan.num_positions)
         if planned.plan.rows:
-            planned.plan.ingests = self._take_ingests()
+            base, is_due = self._features.place(planned.plan.num_positions)
+            planned.plan.feature_base = base
+            planned.plan.ingests = self._take_ingests(planned.plan, is_due)
         for sequence in planned.sequences:
             sequence.is_in_flight = True
         return planned
@@ -337,12 +339,19 @@ class Planner:
         self.remove(sequence)
         planned.failures.append((sequence, error))
 
-    def _take_ingests(self) -> list[Ingest]:
-        """Turn every running sequence's pending features into ingests, with or without a row."""
+    def _take_ingests(self, plan: StepPlan, is_due: bool) -> list[Ingest]:
+        """Turn pending features into ingests: of rows that draft in this step, or all if they are due.
+
+        Those of prompts are due at once, for others may share their pages only then.
+        """
+        drafting = {row.seq_id for row in plan.rows if row.width > 1}
         ingests: list[Ingest] = []
         for sequence in self.running.values():
-            if sequence.pending_ingest is not None:
+            is_wanted = is_due or sequence.seq_id in drafting
+            if is_wanted or any(run.num_tokens > MOST_STEPS for run in sequence.pending_ingests):
                 pages = self.pages.table(sequence.seq_id)
-                ingests.append(Ingest(*sequence.pending_ingest, pages, sequence.drafter))
-                sequence.pending_ingest = None
+                for offset, num_tokens, start, stride in sequence.pending_ingests:
+                    ingest = Ingest(offset, num_tokens, start, pages, sequence.drafter, stride)
+                    ingests.append(ingest)
+                sequence.pending_ingests = []
         return ingests

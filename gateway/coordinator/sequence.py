@@ -11,11 +11,21 @@ from gateway.coordinator.prefix_cache import PageNames
 
 
 class PendingIngest(NamedTuple):
-    """Features that the last step wrote and the next plan must have ingested."""
+    """Features that a later plan must have ingested (see ``Ingest``)."""
 
     feature_offset: int
     num_tokens: int
     start_position: int
+    stride: int = 1
+
+    def joined(self, more: PendingIngest) -> PendingIngest | None:
+        """Return one run of both, if ``more`` is the next token, as far behind as each was behind the one
+        before it; None if it is not."""
+        gap = more.feature_offset - self.feature_offset - (self.num_tokens - 1) * self.stride
+        is_regular = gap == self.stride or (self.num_tokens == 1 and gap > 0)
+        if more.num_tokens != 1 or not is_regular:
+            return None
+        return self._replace(num_tokens=self.num_tokens + 1, stride=gap)
 
 
 class LastCycle(NamedTuple):
@@ -33,8 +43,8 @@ class Sequence:
     ``is_cancelled`` (set once, by any thread).
 
     Invariants between steps:
-        target KV covers [0, num_cached); drafter context too, once ``pending_ingest`` is done, if the
-            policy may draft
+        target KV covers [0, num_cached); drafter context too, once ``pending_ingests`` are done, if the
+            policy may draft; they are in order and without gaps
         prefilling: num_cached < num_committed
         decoding: num_cached == anchor_position == num_committed - 1
         num_committed < max_length while the sequence is alive
@@ -54,7 +64,7 @@ class Sequence:
         "num_overtakes",
         "num_prefix_tokens",
         "page_names",
-        "pending_ingest",
+        "pending_ingests",
         "policy",
         "request",
         "seq_id",
@@ -95,7 +105,7 @@ class Sequence:
         self.num_overtakes = 0
         """Younger sequences that were admitted while this one waited."""
         self.is_cancelled = False
-        self.pending_ingest: PendingIngest | None = None
+        self.pending_ingests: list[PendingIngest] = []
         self.stats = GenerationStats()
 
     @property
@@ -128,9 +138,18 @@ class Sequence:
         num_to_prefill = 0 if self.is_decoding else self.num_committed - self.num_cached
         return outstanding_tokens(num_to_prefill, self.num_remaining, expected_output_tokens)
 
+    def add_pending(self, pending: PendingIngest) -> None:
+        """Have the drafter ingest more features some time. Mutates cache state."""
+        runs = self.pending_ingests
+        joined = runs[-1].joined(pending) if runs else None
+        if joined is None:
+            runs.append(pending)
+        else:
+            runs[-1] = joined
+
     def forget_caches(self) -> None:
         """Start over with prefill of all committed tokens. Mutates cache state, never tokens."""
         self.num_cached = 0
         self.num_named_pages = 0
         self.is_decoding = False
-        self.pending_ingest = None
+        self.pending_ingests = []

@@ -71,6 +71,12 @@ class WidthChooser:
         policies = [parse_policy(text, most) for most in self._max_widths]
         self._default = policies[0]
 
+    def policy_of(self, sequence: Sequence) -> BlockPolicy:
+        """The policy that a sequence follows now."""
+        policy = sequence.policy
+        is_open = sequence.request.policy is None and policy.may_draft
+        return self._default or policy if is_open else policy
+
     def choose(
         self,
         candidates: Sequences[Sequence],
@@ -104,9 +110,7 @@ class WidthChooser:
         return StepWidths(rows, decision, failures)
 
     def _fixed_width(self, sequence: Sequence, num_verify_rows: int) -> int | None:
-        most, policy = self._max_widths[sequence.drafter], sequence.policy
-        if sequence.request.policy is None and policy.may_draft:
-            policy = self._default or policy
+        most, policy = self._max_widths[sequence.drafter], self.policy_of(sequence)
         if policy is TABLE:
             wanted: int | None = min(most, self._scheduler.table.width(num_verify_rows))
         else:

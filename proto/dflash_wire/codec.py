@@ -79,7 +79,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         for r in plan.rows
     ]
     ingests = [
-        (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter)
+        (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
     ]
     return pack((plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests))
@@ -141,6 +141,7 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
                 c.error,
                 c.num_cached_tokens,
                 c.num_before,
+                c.policy,
             )
             for c in chunks
         ]
@@ -158,8 +159,9 @@ def decode_chunks(frame: bytes) -> list[TokenChunk]:
             error,
             num_cached,
             num_before,
+            policy,
         )
-        for rid, ids, reason, cycle, error, num_cached, num_before in unpack(frame)
+        for rid, ids, reason, cycle, error, num_cached, num_before, policy in unpack(frame)
     ]
 
 

@@ -101,6 +101,8 @@ class GenerationStats:
     overhead_ms: float = 0.0
     num_cached_tokens: int = 0
     """Prompt tokens that came out of the prefix cache."""
+    policy: str | None = None
+    """Block policy that it began with; None before its first token."""
 
     def add(self, cycle: CycleStats) -> None:
         """Add one cycle. Mutates."""
@@ -134,6 +136,8 @@ class TokenChunk:
     """Prompt tokens that came out of the prefix cache; set on the request's first chunk only."""
     num_before: int = 0
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
+    policy: str | None = None
+    """Block policy that the sequence begins with; set on the request's first chunk only."""
 
 
 class SchedulerGauges(NamedTuple):
@@ -179,8 +183,9 @@ class GroupGauges:
 class Ingest:
     """Target features of committed positions that the drafter must take into its context pool.
 
-    Rows ``[feature_offset, feature_offset + num_tokens)`` of the FeaturePool, written by an earlier
-    step, belong to positions ``[start_position, start_position + num_tokens)``.
+    Of the FeaturePool, ``num_tokens`` rows from ``feature_offset`` on, each ``stride`` behind the one before,
+    belong to positions ``[start_position, start_position + num_tokens)``. Earlier steps wrote them: one or
+    several, each from its ``feature_base`` on.
     """
 
     feature_offset: int
@@ -188,6 +193,7 @@ class Ingest:
     start_position: int
     page_ids: list[int]
     drafter: int = 0
+    stride: int = 1
     """Index of the drafter whose context it is."""
 
 

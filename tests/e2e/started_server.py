@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from loadtest.processes import free_port
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
+COSTS = Path(tempfile.mkdtemp(prefix="dflash-costs-"))
+"""For all servers of a test run: the first one measures."""
+atexit.register(shutil.rmtree, COSTS, ignore_errors=True)
 
 
 def feature_segments() -> set[str]:
@@ -29,7 +35,7 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only the port differs.
+    """One run of the shipped ``config.yaml``; only the port and where step costs are kept differ.
 
     Args:
         folder: for the config and the log.
@@ -42,6 +48,8 @@ class StartedServer:
         self.segments_before = feature_segments()
         config = yaml.safe_load((ROOT / "config.yaml").read_text())
         config["http_options"]["port"] = self.port
+        (application,) = config["applications"]
+        application["args"]["block_scheduler"]["cost_folder"] = str(COSTS)
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         self.log_path = folder / "server.log"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from started_server import StartedServer
+from started_server import COSTS, StartedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 
@@ -42,6 +42,21 @@ def test_chat_equals_policy_off(client: openai.OpenAI, model: str) -> None:
     assert stats["draft_ms"] > 0 and stats["verify_ms"] > 0 and stats["overhead_ms"] > 0
 
 
+def test_the_default_policy_is_adaptive_and_gives_what_off_gives(
+    client: openai.OpenAI, model: str
+) -> None:
+    plain = ask(client, model, extra_body=dflash("off"))
+    served = ask(client, model, extra_body={"dflash": {"stats": True}})
+    assert served.choices[0].message.content == plain.choices[0].message.content
+    assert served.dflash["policy"] == "adaptive"
+    assert served.dflash["num_cycles"] <= plain.dflash["num_cycles"]
+
+
+def test_step_costs_are_measured_and_kept(server: StartedServer) -> None:
+    (kept,) = COSTS.glob("costs-*.json")
+    assert kept.stat().st_size > 1000
+
+
 def test_stream_delivers_several_tokens_per_chunk(client: openai.OpenAI, model: str) -> None:
     whole = ask(client, model, extra_body=dflash("static:16"))
     chunks = list(
@@ -67,7 +82,7 @@ def test_seeded_sampling_repeats_and_ignores_the_policy(client: openai.OpenAI, m
         ask(client, model, temperature=0.8, seed=11, extra_body=dflash(policy))
         .choices[0]
         .message.content
-        for policy in ("off", "static:4", "static:16", "static:16")
+        for policy in ("off", "static:4", "static:16", "adaptive", "table")
     }
     assert len(texts) == 1
 
@@ -102,7 +117,7 @@ def test_eight_concurrent_requests_of_mixed_lengths(server: StartedServer, model
                 )
 
             alone = [await one(i, "off", False) for i in range(8)]
-            policies = ["static:16", "static:8", "static:4", "off"] * 2
+            policies = ["static:16", "adaptive", "static:4", "off"] * 2
             together = await asyncio.gather(*(one(i, policies[i], i % 3 > 0) for i in range(8)))
             return alone, list(together)
 

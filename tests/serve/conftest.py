@@ -23,7 +23,7 @@ from services.yaml_args import read_app_args
 # Importlib mode puts no test folder on the path; helpers live beside their tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from served_app import APP, ROOT, ServedApp
+from served_app import APP, ROOT, ServedApp, changed
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +35,11 @@ def local_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def app_args() -> AppArgs:
-    return read_app_args(ROOT / "config.yaml")
+def app_args(tmp_path_factory: pytest.TempPathFactory) -> AppArgs:
+    """As shipped, but nothing is measured at start; ``test_block_scheduler`` does that."""
+    costs = str(tmp_path_factory.mktemp("costs"))
+    args = read_app_args(ROOT / "config.yaml")
+    return changed(args, block_scheduler={"sweep_s": 0, "cost_folder": costs})
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """The start-up sweep: what steps take on this machine, measured around the ring before anybody is served.
 
 Steps hold made-up rows on pages that nobody owns yet; their tokens mean nothing, and every sequence writes
-its pages before it reads them. Each is fed to the drafter as served steps are, so plain decoding is priced as
-the scheduler would serve it.
+its pages before it reads them. The drafter is fed as in served steps: when it drafts, and not in plain ones.
 """
 
 from __future__ import annotations
@@ -100,8 +99,9 @@ def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
         plan.rows.append(
             Row(index, [ANY_TOKEN], cell.context, page_ids, cell.width, sampling=sampling)
         )
-        first = (limits.max_step_positions - base) + index * cell.width
-        plan.ingests.append(Ingest(first, fed, cell.context - fed, page_ids))
+        if cell.width > 1:  # the coordinator hardly ever feeds the drafter in a plain step
+            first = (limits.max_step_positions - base) + index * cell.width
+            plan.ingests.append(Ingest(first, fed, cell.context - fed, page_ids))
     return plan
 
 

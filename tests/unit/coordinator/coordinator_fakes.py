@@ -149,11 +149,18 @@ class FakeRing:
         for other in self._in_flight:
             if other.step_id in self._given_up:
                 continue
-            assert other.feature_base != plan.feature_base, "two steps write the same features"
+            mine, theirs = (
+                range(step.feature_base, step.feature_base + step.num_positions)
+                for step in (plan, other)
+            )
+            assert mine.stop <= theirs.start or theirs.stop <= mine.start, "features overwritten"
             both = seq_ids & {row.seq_id for row in other.rows}
             assert not both, f"sequences {both} are in two steps"
         assert 0 < len(plan.rows) <= self.limits.max_rows, f"{len(plan.rows)} rows"
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
+        pool = range(2 * self.limits.max_step_positions)
+        assert plan.feature_base in pool, "features outside the pool"
+        assert plan.feature_base + plan.num_positions <= pool.stop, "features outside the pool"
         for row in plan.rows:
             drafter = self.limits.all_drafters[row.drafter]
             assert 1 <= row.width <= drafter.max_draft_block_size, f"width {row.width}"
@@ -175,7 +182,8 @@ class FakeRing:
     def _check_writes(self, writes: list[tuple[list[int], int, int]]) -> None:
         """Nobody else may hold a page that is written to; full ones may be shared."""
         size = self.limits.page_size
-        holders = Counter(page_id for page_ids, _, _ in writes for page_id in page_ids)
+        tables = {tuple(page_ids) for page_ids, _, _ in writes}
+        holders = Counter(page_id for page_ids in tables for page_id in page_ids)
         for page_ids, start, count in writes:
             for page_id in page_ids[start // size : -(-(start + count) // size)]:
                 assert holders[page_id] == 1, f"page {page_id} is shared and written"
@@ -183,7 +191,7 @@ class FakeRing:
     def _ingest(self, plan: StepPlan) -> None:
         for ingest in plan.ingests:
             for i in range(ingest.num_tokens):
-                entry = self._features[ingest.feature_offset + i]
+                entry = self._features[ingest.feature_offset + i * ingest.stride]
                 assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
                 slot = self._slot(ingest.page_ids, entry.position)
                 self._context[ingest.drafter][slot] = entry

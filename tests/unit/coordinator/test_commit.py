@@ -46,7 +46,7 @@ def test_verify_row_moves_the_anchor_and_leaves_an_ingest() -> None:
     commit = commit_row(sequence, row, [500, 501, 502], 40)
     assert (commit.token_ids, commit.finish_reason) == ([500, 501, 502], None)
     assert sequence.num_cached == sequence.anchor_position == 8
-    assert sequence.pending_ingest == PendingIngest(40, 3, 5)
+    assert sequence.pending_ingests == [PendingIngest(40, 3, 5)]
     assert commit.num_accepted_drafts == 2
 
 
@@ -60,7 +60,7 @@ def test_only_committed_drafts_count_as_accepted(stop: int, num_kept: int) -> No
     # A gateway that cuts the whole cycle at the same token counts the same.
     clipped = CycleStats(7, 7, 8, 0.0, 0.0, 0.0).clipped(num_kept)
     assert clipped == CycleStats(7, commit.num_accepted_drafts, num_kept, 0.0, 0.0, 0.0)
-    assert sequence.pending_ingest is None
+    assert sequence.pending_ingests == []
 
 
 def test_prefill_chunk_commits_nothing_until_it_samples() -> None:
@@ -68,8 +68,8 @@ def test_prefill_chunk_commits_nothing_until_it_samples() -> None:
     prompt = list(sequence.token_ids)
     commit_row(sequence, Row(0, prompt[:4], 0, [0, 1], is_prefill=True, samples=False), [], 3)
     assert (sequence.num_cached, sequence.is_decoding) == (4, False)
-    assert sequence.pending_ingest == PendingIngest(3, 4, 0)
+    assert sequence.pending_ingests == [PendingIngest(3, 4, 0)]
     commit_row(sequence, Row(0, prompt[4:], 4, [0, 1], is_prefill=True), [500], 0)
     assert (sequence.num_cached, sequence.is_decoding) == (6, True)
     assert sequence.token_ids == [*prompt, 500]
-    assert sequence.pending_ingest == PendingIngest(0, 2, 4)
+    assert sequence.pending_ingests == [PendingIngest(3, 4, 0), PendingIngest(0, 2, 4)]

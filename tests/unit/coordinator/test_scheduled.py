@@ -10,6 +10,8 @@ import pytest
 from coordinator_fakes import Bench, make_limits, make_request
 from toy_target import DRAFTERS
 
+from dflash_wire.errors import InvalidRequestError
+from dflash_wire.records import StepPlan
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.records import (
@@ -105,12 +107,21 @@ def test_policies_of_all_kinds_share_a_step() -> None:
 
 def test_good_drafts_widen_and_bad_ones_do_not() -> None:
     def last_width(drafter: str) -> int:
+        now_s = 0.0
+
+        def take_as_long_as_priced(plan: StepPlan) -> None:
+            nonlocal now_s
+            drafts = any(row.width > 1 for row in plan.rows)
+            now_s += 1e-3 * (5 + 3.0 * drafts + 0.5 * plan.num_positions)
+
         bench = Bench(
             make_limits(num_pages=512, max_context=1024),
             DRAFTERS[drafter],
             "adaptive",
             scheduler=priced(draft_ms=3.0, verify_ms=0.5),
+            clock=lambda: now_s,
         )
+        bench.ring.on_run = take_as_long_as_priced
         bench.submit(make_request("r", 5, 900))
         bench.run_until_idle()
         bench.check_all_finished()
@@ -179,3 +190,49 @@ def test_time_is_learned_from_one_landing_to_the_next_and_not_across_pauses() ->
     assert times[0] is None
     assert times.count(None) >= 2
     assert all(time is None or time > 0 for time in times)
+
+
+def test_the_first_chunk_says_which_policy_applies() -> None:
+    bench = Bench(policy="adaptive", scheduler=priced())
+    names = {"default": None, "own": "static:3", "plain": "off"}
+    for name, policy in names.items():
+        bench.submit(make_request(name, 5, 30, policy=policy))
+    bench.run_until_idle()
+    bench.coordinator.set_policy("table")
+    bench.submit(make_request("after", 5, 30))
+    bench.run_until_idle()
+    told = {name: [c.policy for c in chunks] for name, chunks in bench.sink.chunks.items()}
+    assert {name: policies[0] for name, policies in told.items()} == {
+        "default": "adaptive",
+        "own": "static:3",
+        "plain": "off",
+        "after": "table",
+    }
+    assert all(policy is None for policies in told.values() for policy in policies[1:])
+
+
+def test_a_new_default_holds_for_running_requests_that_named_none() -> None:
+    bench = Bench(
+        make_limits(num_pages=512, max_context=1024),
+        DRAFTERS["always_right"],
+        "static:8",
+        cohorts=(1,),
+    )
+    for name, policy in {"open": None, "fixed": "static:4", "plain": "off"}.items():
+        bench.submit(make_request(name, 5, 300, policy=policy))
+
+    def widths() -> dict[int, int]:
+        bench.step()
+        return {row.seq_id: row.width for row in bench.ring.plans[-1].rows if not row.is_prefill}
+
+    while len(widths()) < 3:
+        pass
+    assert widths() == {0: 8, 1: 4, 2: 1}
+    for policy, width in (("off", 1), ("static:16", 16), ("off", 1), ("static:2", 2)):
+        bench.coordinator.set_policy(policy)
+        assert widths() == {0: width, 1: 4, 2: 1}
+    with pytest.raises(InvalidRequestError):
+        bench.coordinator.set_policy("static:17")
+    assert widths() == {0: 2, 1: 4, 2: 1}
+    bench.run_until_idle()
+    bench.check_all_finished()

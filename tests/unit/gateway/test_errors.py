@@ -33,6 +33,7 @@ ENGINE_ERRORS = [
     (errors.EngineUnavailableError, 503, "server_error", "engine_unavailable"),
     (errors.RequestCancelledError, 503, "server_error", "engine_unavailable"),
     (errors.RetryableError, 503, "server_error", "unavailable"),
+    (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
     (errors.ClientError, 400, "invalid_request_error", "invalid_request"),
     (errors.FatalError, 500, "server_error", "engine_failed"),
     (errors.ConfigError, 500, "server_error", "bad_config"),

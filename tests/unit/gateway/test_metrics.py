@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last
+from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cycle, last, sse_data
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_wire.errors import EngineUnavailableError
@@ -158,6 +158,23 @@ async def test_cached_prompt_tokens(serve: Serve, encode: Encode) -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
     assert served.engine.requests[0].cache_salt == "tenant-7"
     assert samples(served.metrics.render().decode())["dflash_cached_prompt_tokens_total",] == 32
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_policy_that_the_engine_applied_is_reported(
+    serve: Serve, encode: Encode, stream: bool
+) -> None:
+    """An operator may have changed the default, and the gateway's settings are older than that."""
+    one = encode("o")
+    for told, drafter in (("off", "none"), ("adaptive", "default")):
+        served = serve([TokenChunk("", one, policy=told), cycle(one), last(one)])
+        response = await served.chat(stream=stream, dflash={"stats": True})
+        body = sse_data(response.text)[-2] if stream else response.json()
+        assert (body["dflash"]["policy"], body["dflash"]["drafter"]) == (told, drafter)
+        got = samples(served.metrics.render().decode())
+        assert got["dflash_cycles_total", drafter] == 2
+        assert sum(value for key, value in got.items() if key[0] == "dflash_cycles_total") == 2
 
 
 @pytest.mark.asyncio

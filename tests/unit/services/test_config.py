@@ -25,7 +25,7 @@ def sections() -> list[type[Section]]:
 def test_defaults_are_complete() -> None:
     args = AppArgs()
     assert args == AppArgs.model_validate({})
-    assert args.engine.policy == "static:16"
+    assert args.engine.policy == "adaptive"
     assert (args.model.dtype, args.model.device) == ("float32", "cpu")
 
 
@@ -37,6 +37,7 @@ def test_defaults_are_complete() -> None:
         ({"engine": {"block_size": 8}}, r"engine\.block_size"),
         ({"verifier": {"gpus": 1}}, r"verifier\.gpus"),
         ({"drafter": {"threads": 1}}, r"drafter\.threads"),
+        ({"block_scheduler": {"widths": [4]}}, r"block_scheduler\.widths"),
         ({"features": {"transports": "shm"}}, r"features\.transports"),
         ({"link": {"timeout": 1}}, r"link\.timeout"),
         ({"gateway": {"port": 8000}}, r"gateway\.port"),
@@ -59,6 +60,11 @@ def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
         ({"model": {"device": "tpu"}}, r"model\.device"),
         ({"engine": {"page_size": 0}}, r"engine\.page_size"),
         ({"engine": {"max_context": 1}}, r"engine\.max_context"),
+        ({"block_scheduler": {"draft_widths": [0]}}, r"block_scheduler\.draft_widths"),
+        ({"block_scheduler": {"table": [[8, 4], [2, 8]]}}, r"block_scheduler\.table"),
+        ({"block_scheduler": {"target_tpot_ms": 0}}, r"block_scheduler\.target_tpot_ms"),
+        ({"block_scheduler": {"sweep_s": -1}}, r"block_scheduler\.sweep_s"),
+        ({"gateway": {"admin_key": "short"}}, r"gateway\.admin_key"),
         ({"features": {"mode": "push"}}, r"features\.mode"),
         ({"link": {"step_timeout_s": 0}}, r"link\.step_timeout_s"),
         ({"num_engine_groups": 0}, "num_engine_groups"),
@@ -88,7 +94,7 @@ def test_arguments_do_not_change() -> None:
 
 
 def test_every_section_is_strict_and_every_field_described() -> None:
-    assert len(sections()) == 10
+    assert len(sections()) == 11
     for section in sections():
         assert section.model_config["extra"] == "forbid", section
         for name, field in section.model_fields.items():

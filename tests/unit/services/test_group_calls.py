@@ -10,7 +10,8 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse
 
-from dflash_wire.errors import EngineUnavailableError, error_to_wire
+from dflash_wire.errors import EngineUnavailableError, InvalidRequestError, error_to_wire
+from dflash_wire.records import SchedulerGauges
 from services import serve_engine
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.unit
 
 
 LATE = object()
+SCHEDULER = SchedulerGauges("plain", 2, 1.1, 0.9, 0.2, [0.8, 0.6], [0, 5, 1])
+
+
+CALLS = (("check_ready",), ("snapshot",), ("decisions", 7), ("set_policy", "off"))
 
 
 class Group:
@@ -41,8 +46,8 @@ class Groups:
     def __init__(self, *answers: Any) -> None:
         self._answers = answers
 
-    def broadcast(self, method: str) -> DeploymentBroadcastResponse:
-        assert method in ("check_ready", "snapshot")
+    def broadcast(self, method: str, *arguments: Any) -> DeploymentBroadcastResponse:
+        assert (method, *arguments) in CALLS
         return DeploymentBroadcastResponse(self._send(), asyncio.get_running_loop())
 
     async def _send(self) -> list[Any]:
@@ -99,8 +104,31 @@ def test_gauges_of_the_groups_that_answer(monkeypatch: pytest.MonkeyPatch) -> No
         "num_preemptions": 5,
         "num_steps": 700,
         "num_failed_steps": 0,
+        "schedulers": [list(SCHEDULER)],  # a tuple here; lists come out of other serializers
     }
     (gauges,) = asyncio.run(engine_over(snapshot, RuntimeError("died")).gauges())
     assert (gauges.group, gauges.num_held_pages, gauges.num_idle_pages) == ("a", 12, 20)
+    assert gauges.schedulers == (SCHEDULER,)
     (gauges,) = asyncio.run(engine_over(LATE, snapshot).gauges())
     assert gauges.group == "a"
+
+
+def test_decisions_of_the_groups_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_engine, "GAUGES_TIMEOUT_S", 0.05)
+    engine = engine_over({"a/0": ["1"], "a/1": ["2"]}, RuntimeError("died"), LATE, {"b/0": []})
+    assert asyncio.run(engine.decisions(7)) == {"a/0": ["1"], "a/1": ["2"], "b/0": []}
+    assert asyncio.run(engine_over().decisions(7)) == {}
+
+
+REFUSED = error_to_wire(InvalidRequestError("no such policy", "dflash.policy"))
+
+
+def test_a_policy_is_set_in_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_engine, "READY_TIMEOUT_S", 0.05)
+    assert asyncio.run(engine_over(None, None).set_policy("off")) == 2
+    assert asyncio.run(engine_over(None, RuntimeError("died"), LATE).set_policy("off")) == 1
+    with pytest.raises(InvalidRequestError, match="no such policy"):
+        asyncio.run(engine_over(None, REFUSED).set_policy("off"))
+    for answers in ((), (RuntimeError("died"),), (LATE,)):
+        with pytest.raises(EngineUnavailableError, match="no engine group"):
+            asyncio.run(engine_over(*answers).set_policy("off"))

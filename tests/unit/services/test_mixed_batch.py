@@ -7,6 +7,7 @@ request has its own temperature, seed, policy, priority, stop tokens and length.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,9 @@ from local_engines import (
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan, StepResult
 from gateway.coordinator import Coordinator
+from gateway.coordinator.block_scheduler.build import build_scheduler
+from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from services.local import LocalRing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,6 +44,8 @@ class WatchedRing:
     def __init__(self, ring: LocalRing) -> None:
         self._ring = ring
         self.most_rows = 0
+        self.num_cut = 0
+        """Rows that verify less of a block than was drafted."""
         self.num_ragged = 0
         """Steps with verify rows of several widths and a prefill chunk beside them."""
 
@@ -47,6 +53,7 @@ class WatchedRing:
         widths = {row.width for row in plan.rows if not row.is_prefill}
         has_prefill = any(row.is_prefill for row in plan.rows)
         self.most_rows = max(self.most_rows, len(plan.rows))
+        self.num_cut += sum(row.drafted_width > row.width for row in plan.rows)
         self.num_ragged += len(widths) > 1 and has_prefill
         self._ring.send(plan)
 
@@ -95,6 +102,51 @@ def alone(engines: tuple[LocalRing, EngineLimits]) -> Collector:
     for request in mixed_requests():
         run(coordinator, [replace(request, policy="off")], per_step=1)
     return sink
+
+
+class Hostile(BlockScheduler):
+    """Any draft width each step, any verify widths within it; it learns as the real one does."""
+
+    def __init__(self, of: BlockScheduler) -> None:
+        super().__init__(of.survival, of.cost, of.table)
+        self.rng = random.Random(3)
+
+    def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        draft_width = self.rng.randint(1, 16)
+        left = load.max_positions - len(rows)
+        widths = []
+        for row in rows:
+            widths.append(self.rng.randint(1, min(draft_width, row.max_width, left + 1)))
+            left -= widths[-1] - 1
+        return Decision(0, draft_width, widths, 1.0, 1.0, "speculate", "any")
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_cohorts"), [("adaptive", 1), (None, 2)], ids=["all", "some"]
+)
+def test_widths_at_random_change_no_token(
+    engines: tuple[LocalRing, EngineLimits],
+    alone: Collector,
+    policy: str | None,
+    num_cohorts: int,
+) -> None:
+    """The block scheduler may choose what it likes; ``some``: beside rows of all other policies."""
+    ring, limits = engines
+    hostile = Hostile(build_scheduler(limits.max_draft_block_size))
+    requests = [
+        replace(request, policy=policy if policy or i % 2 else request.policy)
+        for i, request in enumerate(mixed_requests())
+    ]
+    together = Collector()
+    watched = WatchedRing(ring)
+    coordinator = Coordinator(
+        watched, together, limits, "adaptive", cohorts=(num_cohorts,), scheduler=hostile
+    )
+    run(coordinator, requests, per_step=16)
+    for request in requests:
+        assert together.answer(request.request_id) == alone.answer(request.request_id)
+    assert watched.num_ragged > 10 and watched.num_cut > 100
+    assert coordinator.snapshot().num_preemptions > 0
 
 
 @pytest.mark.parametrize("num_cohorts", [1, 2])

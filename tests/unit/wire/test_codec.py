@@ -90,6 +90,7 @@ chunks = st.builds(
     error=errors,
     num_cached_tokens=st.none() | counts,
     num_before=counts,
+    policy=st.none() | texts,
 )
 requests = st.builds(
     GenerationRequest,

@@ -27,6 +27,7 @@ TABLE = {  # class: (code, status, OpenAI's error type, parent)
         "InvalidRequestError",
     ),
     "NotFoundError": ("not_found", 404, "not_found_error", "ClientError"),
+    "AuthenticationError": ("invalid_api_key", 401, "authentication_error", "ClientError"),
     "PayloadTooLargeError": ("payload_too_large", 413, "invalid_request_error", "ClientError"),
     "RetryableError": ("unavailable", 503, "server_error", "DFlashError"),
     "OverloadedError": ("overloaded", 429, "rate_limit_error", "RetryableError"),
@@ -47,7 +48,7 @@ def test_table_is_complete_and_exact() -> None:
 
 def test_codes_are_unique() -> None:
     codes = [cls.code for cls in CLASSES]
-    assert len(codes) == len(set(codes)) == 12
+    assert len(codes) == len(set(codes)) == 13
 
 
 @pytest.mark.parametrize("cls", CLASSES)
