@@ -110,8 +110,9 @@ bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 bench-gateway: $(STAMP_TEST) ## CPU and latency of the gateway alone, beside a bare app (ARGS=--help)
 	@$(PY) -m loadtest.bench_gateway $(ARGS)
 
-bench-step-cost: $(STAMP) ## how step time grows with rows, context and width, as docs/step-cost.svg
-	@$(PY) -m services.bench_step_cost --config $(CONFIG) $(ARGS)
+bench-step-cost: $(STAMP_TEST) ## how step time grows with rows, context and width, as docs/step-cost.svg
+	@$(PY) -m services.bench_step_cost --config $(CONFIG) --output docs/step-cost.json $(ARGS)
+	@$(PY) -m loadtest.step_cost_chart docs/step-cost.json
 
 bench-planning: $(STAMP) ## what the coordinator itself costs per step (ARGS=--help)
 	@$(PY) -m services.bench_planning $(ARGS)

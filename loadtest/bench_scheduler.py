@@ -12,6 +12,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -21,12 +22,15 @@ from loadtest.bench_rows import ApiClient
 from loadtest.bench_serving import PROMPTS_APART
 from loadtest.cell_options import add_cell_arguments, check_cell_options
 from loadtest.closed_loop import Cell, ClosedLoop
+from loadtest.load_step import StepRun, render_steps, run_load_step
+from loadtest.metrics_reader import MetricsReader
 from loadtest.processes import (
     BenchError,
     accept_interrupts,
     add_server_arguments,
     start_server,
 )
+from loadtest.scheduler_charts import draw_load_step, draw_matrix
 from loadtest.scheduler_report import JUDGED, evaluate, render, to_json
 
 OUR_TRAFFIC = "word_problems,code_stubs,chat"
@@ -45,6 +49,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         warm_up=1.5,
     )
     parser.add_argument("--repeats", type=int, default=2, help="pairs of opposite orders")
+    parser.add_argument(
+        "--step-policies", default=f"off,static:4,static:16,{JUDGED}", help="for the load step"
+    )
+    parser.add_argument(
+        "--step-seconds", type=float, default=8.0, help="length of its phases; 0: none"
+    )
+    parser.add_argument("--pictures", type=Path, help="folder for pictures; default: none")
     options = parser.parse_args(arguments)
     check_cell_options(parser, options, "repeats")
     if JUDGED not in options.policies:
@@ -81,6 +92,23 @@ async def measure(
     return cells
 
 
+async def measure_steps(
+    url: str, model: str, traffics: Sequence[str], options: argparse.Namespace
+) -> list[StepRun]:
+    """Run each of the chosen policies through a load step from the lowest to the highest level."""
+    prompts = prompt_sets.interleave([prompt_sets.load(name) for name in traffics])
+    half = len(prompts) // 2
+    lasting = ClosedLoop(url, model, prompts, options.max_tokens)
+    passing = ClosedLoop(url, model, prompts[half:] + prompts[:half], options.max_tokens)
+    streams = (min(options.levels), max(options.levels))
+    return [
+        await run_load_step(
+            lasting, passing, MetricsReader(url), policy, streams, options.step_seconds
+        )
+        for policy in options.step_policies.split(",")
+    ]
+
+
 def run(options: argparse.Namespace) -> None:
     """Run the comparison and print it.
 
@@ -88,16 +116,18 @@ def run(options: argparse.Namespace) -> None:
         BenchError: the server or a request failed.
         ValueError: a prompt set is unknown.
     """
-    names = options.prompts or default_traffic()
+    names = (options.prompts or default_traffic()).split(",")
     with ExitStack() as stack:
         url = start_server(stack, options)
         model = ApiClient(url).model_id()
         loops = {
             name: ClosedLoop(url, model, prompt_sets.load(name), options.max_tokens)
-            for name in names.split(",")
+            for name in names
         }
-        cells = asyncio.run(measure(loops, options))
-    matrix = evaluate(cells)
+        matrix = evaluate(asyncio.run(measure(loops, options)))
+        steps = (
+            asyncio.run(measure_steps(url, model, names, options)) if options.step_seconds else []
+        )
     settings: dict[str, object] = {
         "model": model,
         "repeats": 2 * options.repeats,
@@ -105,6 +135,12 @@ def run(options: argparse.Namespace) -> None:
         "max_tokens": options.max_tokens,
     }
     print(render(matrix))
+    if steps:
+        print(f"\n{render_steps(steps)}")
+    if options.pictures:
+        draw_matrix(matrix, options.pictures / "block-scheduler-matrix.svg")
+        if steps:
+            draw_load_step(steps, options.pictures / "block-scheduler-step.svg")
     print(to_json(matrix, settings))
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from loadtest import prompt_sets
 from loadtest.bench_rows import ApiClient
+from loadtest.metrics_reader import MetricsReader
 from loadtest.processes import (
     BenchError,
     accept_interrupts,
@@ -32,7 +33,7 @@ from loadtest.processes import (
 from loadtest.soak_clients import Clients, Tally
 from loadtest.soak_report import SoakReport, render
 from loadtest.soak_traffic import Traffic
-from loadtest.soak_watch import MemoryWatch, MetricsReader
+from loadtest.soak_watch import MemoryWatch
 
 IDLE_TIMEOUT_S = 120.0
 SAMPLE_PERIOD_S = 60.0

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from statistics import median
 
+from loadtest.metrics_reader import BUSY
 from loadtest.soak_clients import FAILED, LEFT, OUTCOMES, Tally
-from loadtest.soak_watch import BUSY
 
 MAX_GROWTH = 0.05
 MIN_ROLE_MIB = 50.0

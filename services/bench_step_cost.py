@@ -3,7 +3,8 @@
 The real engines of the configured pair run in this process, drafter then verifier, on plans made for
 the purpose: every row decodes behind a context of given length. Cells take turns, so a slow moment
 hits all of them; a cell's figure is its median. With one torch thread, as shipped, times are CPU time.
-Writes a picture and, beside it, the figures as JSON; prints a table and ends with one line of JSON.
+Writes the figures as JSON, which ``loadtest.step_cost_chart`` draws; prints a table and ends with one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from dflash_wire.records import DraftResult, Ingest, Row, SamplingParams, StepPl
 from services.config import AppArgs
 from services.local import LocalRing, build_local_ring
 from services.spec import make_spec
-from services.svg_chart import Line, Panel, draw
 from services.yaml_args import read_app_args
 
 Clock = Callable[[], float]
@@ -150,55 +150,6 @@ def measure(args: AppArgs, cells: Sequence[Cell], repeats: int) -> list[CellCost
     ]
 
 
-def panels(costs: Sequence[CellCost]) -> list[Panel]:
-    """The picture: step time against rows, width, context and positions."""
-    by_cell = {cost.cell: cost.step_ms for cost in costs}
-
-    def at(rows: int, width: int, context: int = USUAL_CONTEXT) -> float:
-        return by_cell[Cell(rows, (width,), context)]
-
-    usual = [c for c in costs if c.cell.context == USUAL_CONTEXT]
-    uniform = [(c.cell.num_positions, c.verify_ms) for c in usual if len(c.cell.widths) == 1]
-    mixed = [(c.cell.num_positions, c.verify_ms) for c in usual if len(c.cell.widths) > 1]
-    positions = [2**power for power in range(10)]
-    return [
-        Panel(
-            "Rows",
-            f"rows in the step, context {USUAL_CONTEXT}",
-            "ms per step",
-            ROWS,
-            [Line(f"width {w}", [(r, at(r, w)) for r in ROWS]) for w in WIDTHS],
-        ),
-        Panel(
-            "Width",
-            f"draft block size (1: plain decoding), context {USUAL_CONTEXT}",
-            "ms per step",
-            WIDTHS,
-            [Line(f"{r} rows", [(w, at(r, w)) for w in WIDTHS]) for r in (1, 8, 32)],
-        ),
-        Panel(
-            "Context",
-            "tokens in front of each row",
-            "ms per step",
-            CONTEXTS,
-            [
-                Line(f"{r} rows, width {w}", [(c, at(r, w, c)) for c in CONTEXTS], w == 1)
-                for r, w in CONTEXT_SHAPES
-            ],
-        ),
-        Panel(
-            "Positions verified together",
-            f"sum of the rows' widths, context {USUAL_CONTEXT}",
-            "ms per verify pass",
-            positions,
-            [
-                Line("rows of one width", uniform, has_path=False),
-                Line("rows of mixed widths", mixed, is_dashed=True),
-            ],
-        ),
-    ]
-
-
 def to_json(args: AppArgs, costs: Sequence[CellCost], repeats: int) -> dict[str, object]:
     """Everything measured, as plain values."""
     return {
@@ -227,17 +178,12 @@ def main() -> None:
         "--config", type=Path, default=Path("config.yaml"), help="as for make serve"
     )
     parser.add_argument("--repeats", type=int, default=25, help="rounds over all cells")
-    parser.add_argument("--output", type=Path, default=Path("docs/step-cost.svg"))
+    parser.add_argument("--output", type=Path, default=Path("docs/step-cost.json"))
     options = parser.parse_args()
     args = read_app_args(options.config)
     costs = measure(args, all_cells(), options.repeats)
-    note = (
-        f"{args.model.id}, {args.model.dtype}, {args.verifier.num_threads} thread(s); drafter and "
-        f"verifier pass one after the other, median of {options.repeats} rounds; logarithmic axes"
-    )
     report = json.dumps(to_json(args, costs, options.repeats))
-    options.output.write_text(draw("What a step costs", note, panels(costs)), encoding="utf-8")
-    options.output.with_suffix(".json").write_text(report + "\n", encoding="utf-8")
+    options.output.write_text(report + "\n", encoding="utf-8")
     print(f"step time in ms, context {USUAL_CONTEXT}\n{render(costs)}\nwrote {options.output}")
     print(report)
 

@@ -12,11 +12,12 @@ import pytest
 from loadtest_fakes import FakeServer, frame
 
 from loadtest import prompt_sets
+from loadtest.metrics_reader import MetricsReader
 from loadtest.soak import parse_arguments
 from loadtest.soak_clients import FAILED, LEFT, OK, OVERLOADED, REFUSED, Clients, Tally
 from loadtest.soak_report import SoakReport, render
 from loadtest.soak_traffic import CHAT, COMPLETION, WRONG, Draw, Traffic
-from loadtest.soak_watch import MemoryWatch, MetricsReader, role_of
+from loadtest.soak_watch import MemoryWatch, role_of
 
 
 def traffic(seed: int = 0) -> Traffic:
