@@ -26,6 +26,10 @@ from dflash_ops.paging import ContextReader, PagedPool
 
 # transformers takes any name with "flash" in it for a flash-attention kernel.
 GATHERED = "gathered_paged"
+WIDEST_FILLED = 32
+"""Rows up to so many tokens may share a group with wider ones; chunks of prompts do not."""
+MOST_FILLING = 64
+"""Tokens that may be filled in however few there are."""
 
 
 class Visible(Enum):
@@ -52,7 +56,7 @@ class AttentionRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Rows of one width, which share the operators of their block part."""
+    """Rows of one width, or filled up to one, which share the operators of their block part."""
 
     num_rows: int
     width: int
@@ -61,7 +65,11 @@ class AttentionGroup:
     mask: Tensor | None
     """Additive, ``[Q, W]`` for all rows or ``[R, 1, Q, W]``; None when every token sees every other."""
     place: slice | Tensor
-    """Where the rows' tokens are in the packed order."""
+    """Packed tokens ``[R * W]`` of the rows; rows that are filled up repeat their last one."""
+    kept: Tensor | None
+    """Which of ``[R * W]`` are no filling; None: all."""
+    kept_place: slice | Tensor
+    """Where those are in the packed order."""
 
 
 @dataclass(slots=True)
@@ -82,29 +90,55 @@ def plan_attention(
         heads_per_kv: H / G.
         pool: where the context is; queries have its type.
     """
-    by_width: dict[int, list[AttentionRow]] = {}
-    for row in rows:
-        by_width.setdefault(row.width, []).append(row)
     return StepAttention(
-        [
-            AttentionGroup(
-                num_rows=len(members),
-                width=width,
-                contexts=[
-                    pool.reader(r.page_ids, r.context) if r.context else None for r in members
-                ],
-                mask=_mask(members, width, heads_per_kv, pool),
-                place=_place(members, width, pool.device),
-            )
-            for width, members in by_width.items()
-        ]
+        [_group(members, heads_per_kv, pool) for members in _members_by_group(rows)]
     )
 
 
-def _place(rows: list[AttentionRow], width: int, device: torch.device) -> slice | Tensor:
-    if all(a.offset + width == b.offset for a, b in pairwise(rows)):
-        return slice(rows[0].offset, rows[-1].offset + width)
-    places = [row.offset + i for row in rows for i in range(width)]
+def _members_by_group(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
+    """Narrow rows that see no later token of their own together, whatever their widths; others by width.
+
+    A group costs a dozen operators per layer however small it is, filling next to nothing as long as there
+    is little of it. Where there would be much, rows share a group up to the next power of two.
+    """
+    narrow = [row for row in rows if row.width <= WIDEST_FILLED and row.visible is not Visible.ALL]
+    widths = [row.width for row in narrow]
+    is_even = len(widths) * max(widths, default=0) <= 2 * sum(widths) + MOST_FILLING
+    groups: dict[int, list[AttentionRow]] = {}
+    for row in rows:
+        if row.width > WIDEST_FILLED or row.visible is Visible.ALL:
+            key = -row.width
+        else:
+            key = 0 if is_even else (row.width - 1).bit_length()
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _group(rows: list[AttentionRow], heads_per_kv: int, pool: PagedPool) -> AttentionGroup:
+    width = max(row.width for row in rows)
+    kept = None
+    place = kept_place = _place(rows, pool.device)
+    if any(row.width < width for row in rows):
+        inside = [n * width + i for n, row in enumerate(rows) for i in range(row.width)]
+        kept = torch.tensor(inside, device=pool.device)
+        places = [row.offset + min(i, row.width - 1) for row in rows for i in range(width)]
+        place = torch.tensor(places, device=pool.device)
+    return AttentionGroup(
+        num_rows=len(rows),
+        width=width,
+        contexts=[pool.reader(r.page_ids, r.context) if r.context else None for r in rows],
+        mask=_mask(rows, width, heads_per_kv, pool),
+        place=place,
+        kept=kept,
+        kept_place=kept_place,
+    )
+
+
+def _place(rows: list[AttentionRow], device: torch.device) -> slice | Tensor:
+    """Where the rows' tokens are in the packed order."""
+    if all(a.offset + a.width == b.offset for a, b in pairwise(rows)):
+        return slice(rows[0].offset, rows[-1].offset + rows[-1].width)
+    places = [row.offset + i for row in rows for i in range(row.width)]
     return torch.tensor(places, device=device)
 
 
@@ -117,13 +151,19 @@ def _mask(
     causal = torch.ones(width, width, dtype=torch.bool, device=pool.device).tril_()
     if kinds == {Visible.CAUSAL}:
         return _additive(causal, pool.dtype).repeat(heads_per_kv, 1)
-    visible = [
-        row.visible.to(pool.device)
-        if isinstance(row.visible, Tensor)
-        else (causal if row.visible is Visible.CAUSAL else torch.ones_like(causal))
-        for row in rows
-    ]
+    visible = [_visible(row, causal) for row in rows]
     return _additive(torch.stack(visible), pool.dtype).repeat(1, heads_per_kv, 1)[:, None]
+
+
+def _visible(row: AttentionRow, causal: Tensor) -> Tensor:
+    """``[W, W]``; what a row is filled up with sees itself, and nobody else sees it."""
+    if row.visible is Visible.CAUSAL:
+        return causal
+    if row.visible is Visible.ALL:
+        return torch.ones_like(causal)
+    visible = torch.eye(len(causal), dtype=torch.bool, device=causal.device)
+    visible[: row.width, : row.width] = row.visible.to(causal.device)
+    return visible
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -216,14 +256,21 @@ def attend_packed(
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
-    if len(step.groups) == 1 and isinstance(step.groups[0].place, slice):
-        return _attend_group(step.groups[0], query, step_kv, layer_idx, scale)
+    if len(step.groups) == 1:  # all tokens in their order
+        return _attend_placed(step.groups[0], query, step_kv, layer_idx, scale)
     out = torch.empty_like(query)
     for group in step.groups:
-        out[group.place] = _attend_group(
-            group, query[group.place], step_kv[group.place], layer_idx, scale
-        )
+        out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale)
     return out
+
+
+def _attend_placed(
+    group: AttentionGroup, query: Tensor, step_kv: Tensor, layer: int, scale: float
+) -> Tensor:
+    """A group's tokens out of all packed ones, attended, without filling ``[kept, H, D]``."""
+    place = group.place
+    out = _attend_group(group, query[place], step_kv[place], layer, scale)
+    return out if group.kept is None else out[group.kept]
 
 
 def gathered_attention(

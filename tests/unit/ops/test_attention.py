@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -143,14 +146,38 @@ def test_even_rows_are_one_group_without_index_copies(contexts: tuple[int, ...])
     assert group.place == slice(0, 12)
 
 
-def test_rows_of_one_width_share_a_group_wherever_they_are() -> None:
+def chains_of(widths: Sequence[int], visible: Visible = Visible.CAUSAL) -> list[AttentionRow]:
+    offsets = accumulate(widths, initial=0)
+    return [make_row(o, w, 4, visible) for o, w in zip(offsets, widths, strict=False)]
+
+
+def shapes(rows: list[AttentionRow]) -> list[tuple[int, int]]:
+    """(width, rows) of every group, after a check of what they compute."""
     torch.manual_seed(3)
-    widths, offset, rows = (1, 6, 2, 1, 6), 0, []
-    for width in widths:
-        rows.append(make_row(offset, width, 4, Visible.CAUSAL))
-        offset += width
-    groups = check(rows, 3).groups
-    assert [(group.width, group.num_rows) for group in groups] == [(1, 2), (6, 2), (2, 1)]
+    return [(group.width, group.num_rows) for group in check(rows, 3).groups]
+
+
+def test_rows_of_one_width_share_a_group_wherever_they_are() -> None:
+    rows = chains_of((1, 6, 2, 1, 6), Visible.ALL)
+    assert shapes(rows) == [(1, 2), (6, 2), (2, 1)]
+
+
+def test_chains_and_trees_of_any_width_are_filled_up_to_one_group() -> None:
+    assert shapes(chains_of((1, 6, 2, 1, 6))) == [(6, 5)]
+    rng = random.Random(5)
+    rows = chains_of((3, 1, 5))
+    mixed = [
+        replace(row, visible=tree_mask(row.width, rng)) if row.width > 1 else row for row in rows
+    ]
+    assert shapes(mixed) == [(5, 3)]
+
+
+def test_chunks_of_prompts_have_groups_of_their_own() -> None:
+    assert shapes(chains_of((4, 40, 2))) == [(4, 2), (40, 1)]
+
+
+def test_where_much_would_be_filled_rows_share_up_to_the_next_power_of_two() -> None:
+    assert shapes(chains_of((1,) * 12 + (16, 9, 3))) == [(1, 12), (16, 2), (3, 1)]
 
 
 def test_chains_share_a_mask_and_full_rows_need_none() -> None:
