@@ -3,10 +3,10 @@
 A correction is a ratio of observed to predicted time. It has two parts, for machines slow down and recover by
 tens of per cent within seconds, and that says nothing about widths:
 - the *level* of a load (power of two of rows, steps in flight) follows every step quickly;
-- the *contrast* of a draft width at a load learns only from steps right after a change of the width, when the
-  level was that of another width just before.
-So widths are compared at the same moment, and one that has not been visited for a while keeps its place. A load
-that nobody has visited takes the level of the last steps.
+- the *contrast* of a draft width at a load learns only from steps right after a change of the width, when
+  the level was that of another width just before.
+So widths are compared at the same moment, and one that has not been visited for a while keeps its place. A
+load that nobody has visited takes the level of the last steps.
 """
 
 from __future__ import annotations

@@ -35,8 +35,10 @@ class GuardSettings:
     """A probe costs so much at least, however well its draft width is thought of."""
     probe_gap: int = 8
     """Steps between probes."""
-    plain_probe_gap: int = 64
-    """Steps of plain decoding without a probe after which a few rows draft for a step."""
+    plain_probe_share: float = 0.004
+    """Share of the time that may go into steps in which a few rows draft out of plain decoding."""
+    plain_probe_gaps: tuple[int, int] = (32, 90)
+    """Steps of plain decoding between those at least and at most, whatever they cost."""
     rows_per_probe: int = 32
     """One row in so many is drafted then."""
 
@@ -141,9 +143,21 @@ class ProbeBudget:
         """A probe has been made. Mutates."""
         self._last_probe = step
 
+    def is_free_for_few(self, step: int, cost: float) -> bool:
+        """Whether a few rows may draft out of plain decoding.
+
+        Args:
+            step: ascending.
+            cost: what that takes beyond a plain step, over a plain step.
+        """
+        least, most = self._settings.plain_probe_gaps
+        return self.is_free(
+            step, min(most, max(least, int(cost / self._settings.plain_probe_share)))
+        )
+
     def hurry(self) -> None:
         """The few rows of the last probe did better than expected: let some draft again soon. Mutates."""
-        self._last_probe -= self._settings.plain_probe_gap
+        self._last_probe -= self._settings.plain_probe_gaps[1]
 
 
 class DriftAlarm:

@@ -32,7 +32,6 @@ from gateway.coordinator.block_scheduler.guards import (
 from gateway.coordinator.block_scheduler.records import (
     DEFAULT_TRAFFIC,
     Decision,
-    FloatArray,
     IntArray,
     RowOutcome,
     RowState,
@@ -290,17 +289,24 @@ class BlockScheduler:
             reason = f"{len(rows)} rows: draft width {width} for one step, to learn"
             option = options[width]
             return self._decision(option, drafts.widths(option), PROBE, reason)
-        gap = self.settings.guards.plain_probe_gap
-        if kept.draft_width == 1 and self._probes.is_free(now, gap):
-            self._probes.note(now)
-            return self._probe_few(rows, load, options)
-        return None
+        if kept.draft_width > 1:
+            return None
+        narrowest = self._narrowest()
+        cost = options[narrowest].step_ms / kept.step_ms - 1.0
+        if not self._probes.is_free_for_few(now, cost):
+            return None
+        self._probes.note(now)
+        return self._probe_few(rows, load, options[narrowest])
+
+    def _narrowest(self) -> int:
+        """The narrowest draft width that says something of wider ones."""
+        return next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
 
     def _probe_few(
-        self, rows: Sequence[RowState], load: StepLoad, options: dict[int, Option]
+        self, rows: Sequence[RowState], load: StepLoad, option: Option
     ) -> Decision | None:
-        """Some rows out of plain decoding draft the narrowest block that says something."""
-        width = next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
+        """Some rows draft out of plain decoding."""
+        width = option.draft_width
         most = max(1, len(rows) // self.settings.guards.rows_per_probe)
         first = self._num_decisions % len(rows)
         is_probed = (np.arange(len(rows)) - first) % len(rows) < most
@@ -309,7 +315,7 @@ class BlockScheduler:
         if int(widths.max()) == 1:
             return None
         reason = f"{len(rows)} rows: draft width {width} for {most} of them for one step, to learn"
-        return self._decision(options[width], widths, PROBE, reason)
+        return self._decision(option, widths, PROBE, reason)
 
 
 def _fitted(widths: IntArray, most: int) -> IntArray:

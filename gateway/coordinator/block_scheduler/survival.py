@@ -47,10 +47,12 @@ class SurvivalSettings:
     smooth_trials: float = 48.0
     """Weight of what is known of a position in the hazard of the next one."""
     width_decay: float = 0.99
-    width_prior: float = 80.0
+    width_prior: float = 320.0
     """Information (Fisher) that a draft width's shift starts with."""
     request_decay: float = 0.95
     request_prior: float = 2.0
+    crowd: float = 4.0
+    """Rows that must be alike before half of what they have in common is taken for the traffic's."""
     brier_decay: float = 0.99
 
 
@@ -62,7 +64,7 @@ class HazardCounts:
         self.hits = np.zeros(num_positions)
 
     def add(self, trials: FloatArray, hits: FloatArray, decay: float) -> None:
-        """Fade, then add one step's counts; ``hits`` with shifts taken out need not lie within trials. Mutates."""
+        """Fade, then add counts; ``hits`` with shifts taken out need not lie within trials. Mutates."""
         self.trials = self.trials * decay + trials
         self.hits = np.clip(self.hits * decay + hits, 0.0, self.trials)
 
@@ -140,21 +142,20 @@ class SurvivalEstimator:
 
         Those behind a draft width's own block are what a wider one would give.
         """
+        odds = self._row_odds(rows, self._request_shifts(rows), max(draft_widths))
         shifts = np.array([self._width_shift(width) for width in draft_widths])
-        odds = self._row_odds(rows, max(draft_widths)) * np.exp(shifts)[:, None, None]
-        hazards = odds / (1.0 + odds)
-        for position in range(
-            1, hazards.shape[2]
-        ):  # in place; np.cumprod takes three times as long
+        odds = odds * np.exp(shifts)[:, None, None]
+        hazards: FloatArray = odds / (1.0 + odds)
+        # In place; np.cumprod takes three times as long.
+        for position in range(1, hazards.shape[2]):
             hazards[:, :, position] *= hazards[:, :, position - 1]
         return hazards
 
     def class_survival(self, traffic: str, draft_width: int) -> FloatArray:
         """Return ``[draft_width - 1]`` probabilities of a request of a class that nothing is known of."""
-        odds = self._class_odds(traffic)[: draft_width - 1] * math.exp(
-            self._width_shift(draft_width)
-        )
-        survival: FloatArray = np.cumprod(odds / (1.0 + odds))
+        shift = math.exp(self._width_shift(draft_width))
+        odds = self._class_odds(traffic)[: draft_width - 1] * shift
+        survival: FloatArray = np.cumprod(odds / (1.0 + odds), dtype=np.float64)
         return survival
 
     def observe(self, outcomes: Sequence[RowOutcome], num_steps: int = 1) -> float:
@@ -182,21 +183,28 @@ class SurvivalEstimator:
         """Drop what is known of a request that has ended. Mutates."""
         self._requests.pop(seq_id, None)
 
+    def _request_shifts(self, rows: Sequence[RowState] | Sequence[RowOutcome]) -> FloatArray:
+        return np.array([self._requests.get(row.seq_id, NO_SCORE).shift for row in rows])
+
     def _row_odds(
-        self, rows: Sequence[RowState] | Sequence[RowOutcome], draft_width: int
+        self,
+        rows: Sequence[RowState] | Sequence[RowOutcome],
+        shifts: FloatArray,
+        draft_width: int,
     ) -> FloatArray:
-        """Odds ``[rows, draft_width - 1]`` at a draft width of no particular effect."""
+        """Odds ``[rows, draft_width - 1]`` of rows with these shifts, by a draft width of no effect."""
         classes = {row.traffic: 0 for row in rows}
         odds = np.stack([self._class_odds(traffic)[: draft_width - 1] for traffic in classes])
         if len(classes) > 1:
             classes = {traffic: index for index, traffic in enumerate(classes)}
             odds = odds[[classes[row.traffic] for row in rows]]
-        shifts = np.array([self._requests.get(row.seq_id, NO_SCORE).shift for row in rows])
         return odds * np.exp(shifts)[:, None]
 
-    def _row_hazards(self, rows: Sequence[RowOutcome], draft_width: int) -> FloatArray:
-        """Hazards ``[rows, draft_width - 1]`` at a draft width."""
-        odds = self._row_odds(rows, draft_width) * math.exp(self._width_shift(draft_width))
+    def _row_hazards(
+        self, rows: Sequence[RowOutcome], shifts: FloatArray, draft_width: int
+    ) -> FloatArray:
+        """Hazards ``[rows, draft_width - 1]`` of rows with these shifts at a draft width."""
+        odds = self._row_odds(rows, shifts, draft_width) * math.exp(self._width_shift(draft_width))
         return odds / (1.0 + odds)
 
     def _class_odds(self, traffic: str) -> FloatArray:
@@ -231,16 +239,21 @@ class SurvivalEstimator:
         position = np.arange(1, width)
         is_trial = position <= np.array([row.num_trials for row in rows])[:, None]
         is_hit = position <= np.array([row.num_accepted for row in rows])[:, None]
-        expected = self._row_hazards(rows, width)
+        shifts = self._request_shifts(rows)
+        expected = self._row_hazards(rows, shifts, width)
         beyond = (is_hit - expected) * is_trial
         self._score_predictions(beyond, is_trial)
         information = (expected * (1.0 - expected) * is_trial).sum(axis=1)
         own_doubt = self._request_doubts(rows)
         spread = math.sqrt(float(np.sum(information * (1.0 + information * own_doubt))))
         surprise = float(beyond.sum()) / spread if spread else 0.0
-        self._count(rows, is_trial, beyond, num_steps, abs(surprise) > settings.surprise)
+        # What the requests have in common is no merit of theirs, the more of them the surer.
+        common = float(shifts.sum()) / (len(rows) + settings.crowd)
+        by_traffic = (is_hit - self._row_hazards(rows, shifts - common, width)) * is_trial
+        is_surprised = abs(surprise) > settings.surprise
+        self._count(rows, is_trial, by_traffic, num_steps, is_surprised)
         # Shifts get what the counts have not taken.
-        left = (is_hit - self._row_hazards(rows, width)) * is_trial
+        left = (is_hit - self._row_hazards(rows, shifts, width)) * is_trial
         excess = left.sum(axis=1)
         self._score_width(width, excess, information, own_doubt, num_steps)
         self._score_requests(rows, excess, information)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import pairwise
+
 import pytest
 
-from gateway.coordinator.block_scheduler.allocation import Allocation
+from gateway.coordinator.block_scheduler.allocation import Option
 from gateway.coordinator.block_scheduler.guards import (
     DriftAlarm,
     GuardSettings,
-    ProbeClock,
+    ProbeBudget,
     WidthGuard,
 )
 
 
-def options(**values: float) -> dict[int, Allocation]:
-    """Allocations by draft width: ``w4=1.2`` commits 1.2 tokens in a millisecond."""
+def options(**values: float) -> dict[int, Option]:
+    """Options by draft width: ``w4=1.2`` commits 1.2 tokens in a millisecond."""
     return {
-        (width := int(name[1:])): Allocation(width, np.array([width]), value, 1.0)
-        for name, value in values.items()
+        (width := int(name[1:])): Option(width, width, value, 1.0) for name, value in values.items()
     }
 
 
@@ -84,11 +84,43 @@ def test_speculation_must_beat_plain_decoding_by_a_margin() -> None:
     assert chosen.draft_width == 1
 
 
-def test_probes_become_rare_and_frequent_again_after_a_change() -> None:
-    clock = ProbeClock(GuardSettings(first_probe=4, last_probe=16))
-    due = [i for i in range(1, 70) if clock.is_due("a")]
-    assert due == [4, 12, 28, 44, 60]
-    assert [i for i in range(1, 9) if clock.is_due("b")] == [4]
+def due_steps(
+    budget: ProbeBudget, num_steps: int, losses: dict[int, float]
+) -> dict[int, list[int]]:
+    """Steps of the probes of each draft width."""
+    found: dict[int, list[int]] = {width: [] for width in losses}
+    for step in range(1, num_steps + 1):
+        width = budget.due(step, losses)
+        if width is not None:
+            found[width].append(step)
+    return found
+
+
+SAVING = GuardSettings(probe_rate=0.001, first_savings=0.0, probe_gap=4)
+
+
+def test_the_less_a_probe_is_expected_to_lose_the_more_often_it_is_made() -> None:
+    tried = due_steps(ProbeBudget(SAVING), 1000, {4: 0.05, 8: 0.25, 16: 0.5})
+    assert 19 <= len(tried[4]) <= 20
+    assert 3 <= len(tried[8]) <= 4
+    assert len(tried[16]) <= 2
+
+
+def test_probes_keep_apart() -> None:
+    tried = due_steps(ProbeBudget(SAVING), 500, {2: 0.0, 4: 0.0, 8: 0.0})
+    steps = sorted(step for mine in tried.values() for step in mine)
+    assert min(b - a for a, b in pairwise(steps)) >= SAVING.probe_gap
+
+
+@pytest.mark.parametrize(("cost", "gap"), [(0.0, 32), (0.2, 50), (3.0, 90)])
+def test_plain_decoding_looks_around_for_a_share_of_the_time(cost: float, gap: int) -> None:
+    budget = ProbeBudget(GuardSettings(plain_probe_share=0.004, plain_probe_gaps=(32, 90)))
+    budget.note(100)
+    assert not budget.is_free_for_few(100 + gap - 1, cost)
+    assert budget.is_free_for_few(100 + gap, cost)
+    budget.note(100 + gap)
+    budget.hurry()
+    assert budget.is_free_for_few(101 + gap, cost)
 
 
 def test_the_alarm_compares_whole_windows() -> None:
