@@ -51,6 +51,8 @@ row as for many."""
 KEPT_STEPS = 4
 SURPRISE = 2.0
 """Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
+UNASKED_STEPS = 8
+"""Of steps in which nothing was to be decided every so-manieth is learned from: nobody is waiting for it."""
 SAFE_STEPS = 512
 """How long the table rules after an alarm."""
 MOST_SURPRISE = 4.0
@@ -109,7 +111,7 @@ class BlockScheduler:
         self._probes = ProbeBudget(self.settings.guards)
         self._kept: _Kept | None = None
         self._unlearned: list[RowOutcome] = []
-        self._num_unlearned = 0
+        self._num_unlearned = self._num_unasked = 0
         self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
         self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
@@ -149,6 +151,10 @@ class BlockScheduler:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
         decision = outcome.decision
+        if decision is None:
+            self._num_unasked += 1
+            if self._num_unasked % UNASKED_STEPS:
+                return
         # A probe that drafts for a few rows only is of no cell of the cost model.
         is_partial = decision is not None and decision.state == PROBE and min(decision.widths) == 1
         self._unlearned += outcome.rows
