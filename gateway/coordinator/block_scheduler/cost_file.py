@@ -17,7 +17,7 @@ from gateway.coordinator.block_scheduler.cost_table import CostSample
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 
 
 def cost_path(folder: Path, fingerprint: Mapping[str, object]) -> Path:

@@ -17,7 +17,7 @@ CONTEXT_UNIT = 1000.0
 
 
 class CostSample(NamedTuple):
-    """One measured step: ``num_rows`` verify rows that all draft and verify the same width."""
+    """One measured step: verify rows that all draft and verify one width, but for ``other_width``."""
 
     num_rows: int
     width: int
@@ -27,6 +27,8 @@ class CostSample(NamedTuple):
     verify_ms: float
     step_ms: float
     """From the landing before to this one's: served time, not kernel time."""
+    other_width: int = 0
+    """Verified by every other row; 0: all verify ``width``."""
 
 
 class Grid:
@@ -91,11 +93,15 @@ class CostTable:
             raise ValueError("a cost table needs samples of plain decoding")
         self.captured_sizes = tuple(captured_sizes)
         self._sizes = np.array(captured_sizes, dtype=np.int64)
+        ragged = [sample for sample in samples if sample.other_width]
+        samples = [sample for sample in samples if not sample.other_width]
         self.ms_per_context = _context_slope(samples)
         verify = smoothed(_by_cell(samples, self._verify_ms), first_width=1)
         rest = smoothed(_by_cell(samples, lambda s: s.step_ms - s.verify_ms), first_width=2)
         self._verify = Grid(verify, is_monotone=True)
         self._rest = Grid(rest, is_monotone=False)
+        self.raggedness = self._raggedness(ragged)
+        """How far a step of rows that differ costs as if all were as wide as the widest: 0 to 1."""
 
     def step_ms(
         self, draft_widths: Sequence[int], num_rows: int, positions: IntArray, context: int
@@ -108,9 +114,13 @@ class CostTable:
             positions: ``[sizes]`` verified positions of all rows together.
             context: committed tokens of all rows.
         """
-        rest = self._rest.at(num_rows, np.array(draft_widths, dtype=np.float64))
-        verify = self._verify.at(num_rows, self.padded(positions) / num_rows)
-        return rest[:, None] + (verify + self.ms_per_context * context / CONTEXT_UNIT)
+        widths = np.array(draft_widths, dtype=np.float64)
+        rest = self._rest.at(num_rows, widths)
+        even = self.padded(positions) / num_rows
+        # Whatever is verified of a block, some row has nearly all of it.
+        as_wide = even + self.raggedness * np.maximum(0.0, widths[:, None] - even)
+        verify = self._verify.at(num_rows, as_wide)
+        return rest[:, None] + verify + self.ms_per_context * context / CONTEXT_UNIT
 
     def padded(self, positions: IntArray) -> IntArray:
         """The captured sizes that hold ``positions``; above the largest, the positions themselves."""
@@ -121,12 +131,21 @@ class CostTable:
         fitting = sizes[np.minimum(index, len(sizes) - 1)]
         return np.where(index < len(sizes), fitting, positions)
 
+    def _raggedness(self, samples: Sequence[CostSample]) -> float:
+        shares = []
+        for (rows, width), mine in _by_cell(samples, self._verify_ms).items():
+            other = next(s.other_width for s in samples if (s.num_rows, s.width) == (rows, width))
+            even, widest = self._verify.at(rows, np.array([(width + other) / 2, width])).tolist()
+            if widest > even:
+                shares.append((median(mine) - even) / (widest - even))
+        return min(1.0, max(0.0, median(shares))) if shares else 0.0
+
     def _verify_ms(self, sample: CostSample) -> float:
         return sample.verify_ms - self.ms_per_context * sample.context / CONTEXT_UNIT
 
 
 def _by_cell(
-    samples: list[CostSample], value: Callable[[CostSample], float]
+    samples: Sequence[CostSample], value: Callable[[CostSample], float]
 ) -> dict[tuple[int, int], list[float]]:
     values: dict[tuple[int, int], list[float]] = {}
     for sample in samples:

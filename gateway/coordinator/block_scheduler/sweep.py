@@ -17,6 +17,8 @@ from gateway.coordinator.block_scheduler.cost_table import CostSample
 NEAR, FAR = 128, 1024
 """Committed tokens per row: of all cells, and of a few to price context by."""
 FAR_CELLS = ((1, 1), (4, 4), (8, 8))
+RAGGED_ROWS, RAGGED_WIDTHS = (4, 8, 16), (8, 2)
+"""Cells whose rows verify one of two widths in turn, to price that by."""
 NUM_REPEATS = 5
 FED_TOKENS = 3
 """Committed tokens of the step before that a row has the drafter ingest, where its width allows."""
@@ -24,11 +26,17 @@ ANY_TOKEN = 5
 
 
 class Cell(NamedTuple):
-    """One kind of step: rows of one width and context."""
+    """One kind of step: rows of one context and width, but for every other one if that is to differ."""
 
     num_rows: int
     width: int
     context: int
+    other_width: int = 0
+    """0: all have ``width``."""
+
+    def width_of(self, index: int) -> int:
+        """Verify width of a row."""
+        return self.other_width if self.other_width and index % 2 else self.width
 
 
 def sweep_cells(limits: EngineLimits, draft_widths: Sequence[int]) -> list[Cell]:
@@ -38,6 +46,9 @@ def sweep_cells(limits: EngineLimits, draft_widths: Sequence[int]) -> list[Cell]
         rows.append(limits.max_rows)
     cells = [Cell(n, width, NEAR) for n in rows for width in draft_widths]
     cells += [Cell(n, width, FAR) for n, width in FAR_CELLS if width in draft_widths]
+    widest, narrow = RAGGED_WIDTHS
+    if widest in draft_widths:
+        cells += [Cell(n, widest, NEAR, narrow) for n in RAGGED_ROWS if n in rows]
     fitting = [cell for cell in cells if _fits(cell, limits)]
     return sorted(fitting, key=lambda cell: cell.num_rows * (cell.width + cell.context // NEAR))
 
@@ -86,7 +97,13 @@ def _run(ring: StepRing, plan: StepPlan, cell: Cell, clock: Callable[[], float])
     step_ms = 1e3 * (clock() - began)
     context = cell.num_rows * cell.context
     return CostSample(
-        cell.num_rows, cell.width, context, result.draft_ms, result.verify_ms, step_ms
+        cell.num_rows,
+        cell.width,
+        context,
+        result.draft_ms,
+        result.verify_ms,
+        step_ms,
+        cell.other_width,
     )
 
 
@@ -96,9 +113,10 @@ def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
     fed = min(FED_TOKENS, cell.width)
     for index, page_ids in enumerate(_page_tables(cell, limits)):
         sampling = SamplingParams(seed=index)
-        plan.rows.append(
-            Row(index, [ANY_TOKEN], cell.context, page_ids, cell.width, sampling=sampling)
-        )
+        width = cell.width_of(index)
+        row = Row(index, [ANY_TOKEN], cell.context, page_ids, width, sampling=sampling)
+        row.draft_width = cell.width
+        plan.rows.append(row)
         if cell.width > 1:  # the coordinator hardly ever feeds the drafter in a plain step
             first = (limits.max_step_positions - base) + index * cell.width
             plan.ingests.append(Ingest(first, fed, cell.context - fed, page_ids))

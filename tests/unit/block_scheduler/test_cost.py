@@ -55,6 +55,18 @@ def test_a_trimmed_step_saves_verification_and_not_drafting() -> None:
     )
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (0.4, 0.4), (1.7, 1.0)])
+def test_rows_that_differ_cost_as_if_they_were_wider(share: float, expected: float) -> None:
+    (draft, wide, _), (_, even, _) = true_ms(4, 8), true_ms(4, 5)
+    verify = even + share * (wide - even)
+    ragged = CostSample(4, 8, 0, draft, verify, draft + verify + 0.5, other_width=2)
+    table = CostTable([*sweep(), ragged])
+    assert table.raggedness == pytest.approx(expected, abs=0.05)
+    found = price(table, 4, 8, 4 * 5)
+    assert found == pytest.approx(draft + even + expected * (wide - even) + 0.5, rel=0.02)
+    assert price(table, 4, 8, 4 * 8) == pytest.approx(price(CostTable(sweep()), 4, 8, 4 * 8))
+
+
 def test_context_is_priced_where_it_was_measured() -> None:
     table = CostTable(sweep(contexts=(0, 20_000)))
     assert table.ms_per_context == pytest.approx(1.0)

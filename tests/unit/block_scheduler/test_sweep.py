@@ -68,7 +68,14 @@ def test_every_cell_is_measured_and_the_first_round_is_not_counted() -> None:
     assert {c.num_rows for c in cells} == {1, 2, 4, 8, 16, 24}
     assert max(c.num_rows * c.width for c in cells) <= LIMITS.max_step_positions
     assert samples[0].step_ms == pytest.approx(samples[0].num_rows * samples[0].width)
-    CostTable(samples)
+    assert {(s.num_rows, s.width) for s in samples if s.other_width == 2} == {
+        (4, 8),
+        (8, 8),
+        (16, 8),
+    }
+    ragged = next(plan for plan in ring.plans if len({row.width for row in plan.rows}) > 1)
+    assert {row.drafted_width for row in ragged.rows} == {8}, "blocks are drafted whole"
+    assert CostTable(samples).raggedness == pytest.approx(0.0)
 
 
 def test_the_time_is_kept_and_cheap_cells_come_first() -> None:
