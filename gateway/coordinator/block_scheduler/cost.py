@@ -30,7 +30,7 @@ class CostSettings:
     contrast_rate: float = 0.05
     contrast_prior: float = 4.0
     """Steps that no contrast at all counts as."""
-    fresh_steps: int = 16
+    fresh_steps: int = 4
     """Steps after a change of the draft width that speak of the width, ever less, and then of the level."""
     most_deviation: float = 1.5
     """An observation counts as this multiple of what was expected at most, and as its inverse at least."""

@@ -1,9 +1,9 @@
 """What keeps the choice of a draft width from flapping, and what makes it look around.
 
 The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
-some eight steps, one that promises 1 % after thirty, one that promises a half never; and the more it has
-changed of late, the more it takes. A step that would be too wide for a load that has just grown is narrowed
-at once.
+some eight steps, one that promises 1 % after thirty, one that promises a half never; and the sooner after the
+last change, the more it takes. A step that would be too wide for a load that has just grown is narrowed at
+once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class GuardSettings:
     """A draft width is kept for at least so many steps, unless the load grows."""
     regret: float = 0.25
     """Added-up relative gains that make a change, in steps' worth."""
-    flap_steps: int = 128
-    """Each change doubles the regret that the next one needs; so many steps without one halve it again."""
-    most_regret: float = 4.0
+    calm_ms: float = 8000.0
+    """So long after a change the next one needs as much; the sooner, the more, in inverse proportion."""
     regret_decay: float = 0.98
     plain_margin: float = 0.01
     """Speculation must promise so much more than plain decoding."""
@@ -49,29 +48,31 @@ class WidthGuard:
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
         self._regret = 0.0
-        self._needed = settings.regret
         self._steps_kept = 0
+        self._ms_kept = settings.calm_ms
         self._bucket = 0
         self.draft_width = 0
         """0 before the first choice."""
         self.num_switches = 0
 
-    def choose(self, options: Mapping[int, Option], num_rows: int) -> tuple[Option, str]:
+    def choose(
+        self, options: Mapping[int, Option], num_rows: int, num_steps: int = 1
+    ) -> tuple[Option, str]:
         """Return the option to take, by draft width, and why. Mutates.
 
         Args:
             options: the best step of each draft width, 1 among them.
             num_rows: verify rows of the step.
+            num_steps: since the last call.
         """
         best = max(options.values(), key=self._value)
         bucket = max(num_rows - 1, 0).bit_length()
         has_grown, self._bucket = bucket > self._bucket, bucket
         self._steps_kept += 1
-        if self._steps_kept % self._settings.flap_steps == 0:
-            self._needed = max(self._settings.regret, self._needed / 2)
         if self.draft_width not in options:
             return self._switch(best, "first choice")
         kept = options[self.draft_width]
+        self._ms_kept += num_steps * kept.step_ms
         gain = self._value(best) / self._value(kept) - 1
         self._regret = self._regret * self._settings.regret_decay + gain
         if best is kept:
@@ -83,8 +84,8 @@ class WidthGuard:
                 kept,
                 f"kept for {self._steps_kept} steps, {best.draft_width} promises {gain:+.1%}",
             )
-        if self._regret < self._needed:
-            return kept, f"{best.draft_width} promises only {gain:+.1%}"
+        if self._regret < self._settings.regret * max(1.0, self._settings.calm_ms / self._ms_kept):
+            return kept, f"{best.draft_width} promises {gain:+.1%}, which must add up to more"
         return self._switch(best, f"{gain:+.1%} over {kept.draft_width}")
 
     def _value(self, option: Option) -> float:
@@ -94,7 +95,7 @@ class WidthGuard:
     def _switch(self, option: Option, why: str) -> tuple[Option, str]:
         if self.draft_width:
             self.num_switches += 1
-            self._needed = min(self._settings.most_regret, 2 * self._needed)
+            self._ms_kept = 0.0
         self.draft_width = option.draft_width
         self._regret, self._steps_kept = 0.0, 0
         return option, f"changed: {why}"

@@ -51,6 +51,8 @@ row as for many."""
 KEPT_STEPS = 4
 SURPRISE = 2.0
 """Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
+PLAIN_LOSS_WEIGHT = 2.0
+"""What a probe of all rows is thought to lose counts so much more while they decode plainly."""
 UNASKED_STEPS = 8
 """Of steps in which nothing was to be decided every so-manieth is learned from: nobody is waiting for it."""
 SAFE_STEPS = 512
@@ -112,7 +114,7 @@ class BlockScheduler:
         self._kept: _Kept | None = None
         self._unlearned: list[RowOutcome] = []
         self._num_unlearned = self._num_unasked = 0
-        self._num_decisions = 0
+        self._num_decisions = self._last_choice = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
         self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
         self._safe_until = 0
@@ -202,7 +204,9 @@ class BlockScheduler:
         if kept is not None:
             return self._speculation(rows, kept.option, kept.widths, kept.reason)
         drafts, options = self._evaluate(rows, load)
-        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows)
+        elapsed = self._num_decisions - self._last_choice
+        self._last_choice = self._num_decisions
+        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows, elapsed)
         widths = drafts.widths(option)
         if len(rows) <= FEW_ROWS:
             seq_ids = tuple(row.seq_id for row in rows)
@@ -285,8 +289,10 @@ class BlockScheduler:
     ) -> Decision | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
         now, worth = self._num_decisions, kept.tokens_per_ms
+        # A few rows tell nearly as much; out of plain decoding, all of them learn about costs alone.
+        weight = 1.0 if kept.draft_width > 1 else PLAIN_LOSS_WEIGHT
         losses = {
-            width: 1.0 - option.tokens_per_ms / worth
+            width: weight * (1.0 - option.tokens_per_ms / worth)
             for width, option in options.items()
             if width not in (1, kept.draft_width) and option.num_positions > len(rows)
         }
