@@ -20,6 +20,5 @@ def hang_under_serve() -> None:
     for name in OUR_LOGGERS:
         logger = logging.getLogger(name)
         logger.parent = logging.getLogger(SERVE_LOGGER)
-        logger.setLevel(
-            logging.NOTSET
-        )  # the parent's; and loggers forget which levels were off before
+        # The parent's level; setting it also makes loggers forget which levels were off before.
+        logger.setLevel(logging.NOTSET)
