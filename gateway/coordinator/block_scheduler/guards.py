@@ -2,8 +2,7 @@
 
 The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
 some eight steps, one that promises 1 % after thirty, one that promises a half never; and the sooner after the
-last change, the more it takes. A step that would be too wide for a load that has just grown is narrowed at
-once.
+last change, the more it takes. Each load has a width of its own, so one that has just grown is not held up.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ class GuardSettings:
     """How much regret is enough, and how often to look around."""
 
     dwell_steps: int = 8
-    """A draft width is kept for at least so many steps, unless the load grows."""
+    """A draft width is kept for at least so many steps of its load."""
     regret: float = 0.25
     """Added-up relative gains that make a change, in steps' worth."""
     calm_ms: float = 8000.0
     """So long after a change the next one needs as much; the sooner, the more, in inverse proportion."""
+    away_steps: int = 64
+    """A load that has not been there for longer is chosen for anew."""
     regret_decay: float = 0.98
     plain_margin: float = 0.01
     """Speculation must promise so much more than plain decoding."""
@@ -42,63 +43,70 @@ class GuardSettings:
     """One row in so many is drafted then."""
 
 
+@dataclass(slots=True)
+class Keeping:
+    """What is kept at one load. Owner: the guard."""
+
+    draft_width: int
+    ms_kept: float
+    last_step: int
+    regret: float = 0.0
+    steps_kept: int = 0
+
+
 class WidthGuard:
-    """The draft width in use, and the regret of keeping it. Owner: the block scheduler."""
+    """The draft width in use at each load (power of two of rows), and the regret of keeping it.
+
+    Owner: the block scheduler. A load comes back to what it had, unless it has been away for long: a change
+    of load is no change of mind, and needs no patience.
+    """
 
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
-        self._regret = 0.0
-        self._steps_kept = 0
-        self._ms_kept = settings.calm_ms
-        self._bucket = 0
+        self._loads: dict[int, Keeping] = {}
         self.draft_width = 0
         """0 before the first choice."""
         self.num_switches = 0
 
-    def choose(
-        self, options: Mapping[int, Option], num_rows: int, num_steps: int = 1
-    ) -> tuple[Option, str]:
+    def choose(self, options: Mapping[int, Option], num_rows: int, step: int) -> tuple[Option, str]:
         """Return the option to take, by draft width, and why. Mutates.
 
         Args:
             options: the best step of each draft width, 1 among them.
             num_rows: verify rows of the step.
-            num_steps: since the last call.
+            step: ascending; those in between kept the last choice.
         """
         best = max(options.values(), key=self._value)
         bucket = max(num_rows - 1, 0).bit_length()
-        has_grown, self._bucket = bucket > self._bucket, bucket
-        self._steps_kept += 1
-        if self.draft_width not in options:
-            return self._switch(best, "first choice")
-        kept = options[self.draft_width]
-        self._ms_kept += num_steps * kept.step_ms
+        known = self._loads.get(bucket)
+        if known is None or step - known.last_step > self._settings.away_steps:
+            self._loads[bucket] = Keeping(best.draft_width, self._settings.calm_ms, step)
+            return self._use(best), f"first choice at {num_rows} rows"
+        kept = options[known.draft_width]
+        known.ms_kept += (step - known.last_step) * kept.step_ms
+        known.last_step = step
+        known.steps_kept += 1
         gain = self._value(best) / self._value(kept) - 1
-        self._regret = self._regret * self._settings.regret_decay + gain
+        known.regret = known.regret * self._settings.regret_decay + gain
         if best is kept:
-            return kept, "still best"
-        if has_grown and best.draft_width < kept.draft_width and gain > 0.02:
-            return self._switch(best, f"load grew to {num_rows} rows, {gain:+.1%}")
-        if self._steps_kept < self._settings.dwell_steps:
-            return (
-                kept,
-                f"kept for {self._steps_kept} steps, {best.draft_width} promises {gain:+.1%}",
-            )
-        if self._regret < self._settings.regret * max(1.0, self._settings.calm_ms / self._ms_kept):
-            return kept, f"{best.draft_width} promises {gain:+.1%}, which must add up to more"
-        return self._switch(best, f"{gain:+.1%} over {kept.draft_width}")
+            return self._use(kept), "still best"
+        why = f"{best.draft_width} promises {gain:+.1%}"
+        if known.steps_kept < self._settings.dwell_steps:
+            return self._use(kept), f"kept for {known.steps_kept} steps, {why}"
+        haste = max(1.0, self._settings.calm_ms / known.ms_kept)
+        if known.regret < self._settings.regret * haste:
+            return self._use(kept), f"{why}, which must add up to more"
+        self._loads[bucket] = Keeping(best.draft_width, 0.0, step)
+        return self._use(best), f"changed: {gain:+.1%} over {kept.draft_width}"
 
     def _value(self, option: Option) -> float:
         margin = 1 + self._settings.plain_margin if option.draft_width == 1 else 1.0
         return option.tokens_per_ms * margin
 
-    def _switch(self, option: Option, why: str) -> tuple[Option, str]:
-        if self.draft_width:
-            self.num_switches += 1
-            self._ms_kept = 0.0
+    def _use(self, option: Option) -> Option:
+        self.num_switches += self.draft_width not in (0, option.draft_width)
         self.draft_width = option.draft_width
-        self._regret, self._steps_kept = 0.0, 0
-        return option, f"changed: {why}"
+        return option
 
 
 class ProbeBudget:

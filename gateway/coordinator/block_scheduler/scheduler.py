@@ -16,12 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_wire.records import SchedulerGauges
-from gateway.coordinator.block_scheduler.allocation import (
-    Drafts,
-    Option,
-    candidate_sizes,
-    floors_for,
-)
+from gateway.coordinator.block_scheduler.allocation import Option, candidate_sizes
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.guards import (
     DriftAlarm,
@@ -40,6 +35,7 @@ from gateway.coordinator.block_scheduler.records import (
 )
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
 from gateway.coordinator.block_scheduler.table_policy import WidthTable
+from gateway.coordinator.block_scheduler.weighing import Weighing
 
 TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "safe"
 STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
@@ -114,7 +110,7 @@ class BlockScheduler:
         self._kept: _Kept | None = None
         self._unlearned: list[RowOutcome] = []
         self._num_unlearned = self._num_unasked = 0
-        self._num_decisions = self._last_choice = 0
+        self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
         self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
         self._safe_until = 0
@@ -203,16 +199,17 @@ class BlockScheduler:
         kept = self._kept_choice(rows, load)
         if kept is not None:
             return self._speculation(rows, kept.option, kept.widths, kept.reason)
-        drafts, options = self._evaluate(rows, load)
-        elapsed = self._num_decisions - self._last_choice
-        self._last_choice = self._num_decisions
-        option, why = self._guard.choose(options, len(rows) + load.num_fixed_rows, elapsed)
-        widths = drafts.widths(option)
+        weighed = self._weigh(rows, load)
+        num_rows = len(rows) + load.num_fixed_rows
+        option, why = self._guard.choose(weighed.options, num_rows, self._num_decisions)
+        probe = self._probe(rows, load, weighed, option)
+        if probe is not None:
+            return probe
+        fitted, widths = weighed.fitted(option.draft_width)
         if len(rows) <= FEW_ROWS:
             seq_ids = tuple(row.seq_id for row in rows)
-            self._kept = _Kept(seq_ids, load, option, widths, why, self._num_decisions)
-        probe = self._probe(rows, load, drafts, options, option)
-        return probe or self._speculation(rows, option, widths, why)
+            self._kept = _Kept(seq_ids, load, fitted, widths, why, self._num_decisions)
+        return self._speculation(rows, fitted, widths, why)
 
     def _speculation(
         self, rows: Sequence[RowState], option: Option, widths: IntArray, why: str
@@ -249,9 +246,7 @@ class BlockScheduler:
         self._kept = None
         return None
 
-    def _evaluate(
-        self, rows: Sequence[RowState], load: StepLoad
-    ) -> tuple[Drafts, dict[int, Option]]:
+    def _weigh(self, rows: Sequence[RowState], load: StepLoad) -> Weighing:
         """Weigh the best step of every draft width."""
         assert self.cost is not None
         num_rows, widths = len(rows), self._draft_widths
@@ -268,27 +263,18 @@ class BlockScheduler:
         )
         survival = self.survival.survival(rows, widths)
         max_widths = np.array([row.max_width for row in rows])
-        drafts = Drafts(widths, survival, max_widths)
-        options = drafts.options(sizes, step_ms)
         target = self.settings.target_tpot_ms
-        if target is not None:
-            for _ in range(2):
-                times = np.array([option.step_ms for option in options.values()])
-                floors = floors_for(survival, times, target)
-                drafts = Drafts(widths, survival, max_widths, floors)
-                options = drafts.options(sizes, step_ms)
-        return drafts, options
+        return Weighing(widths, survival, max_widths, sizes, step_ms, target)
 
     def _probe(
         self,
         rows: Sequence[RowState],
         load: StepLoad,
-        drafts: Drafts,
-        options: dict[int, Option],
+        weighed: Weighing,
         kept: Option,
     ) -> Decision | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
-        now, worth = self._num_decisions, kept.tokens_per_ms
+        now, worth, options = self._num_decisions, kept.tokens_per_ms, weighed.options
         # A few rows tell nearly as much; out of plain decoding, all of them learn about costs alone.
         weight = 1.0 if kept.draft_width > 1 else PLAIN_LOSS_WEIGHT
         losses = {
@@ -299,8 +285,7 @@ class BlockScheduler:
         width = self._probes.due(now, losses)
         if width is not None:
             reason = f"{len(rows)} rows: draft width {width} for one step, to learn"
-            option = options[width]
-            return self._decision(option, drafts.widths(option), PROBE, reason)
+            return self._decision(*weighed.fitted(width), PROBE, reason)
         if kept.draft_width > 1:
             return None
         narrowest = self._narrowest()

@@ -22,65 +22,82 @@ def options(**values: float) -> dict[int, Option]:
     }
 
 
-def steps_until_switch(guard: WidthGuard, rows: int = 1, **values: float) -> int:
-    """Steps until the guard changes; at most 1000."""
-    before = guard.num_switches
-    for step in range(1, 1001):
-        guard.choose(options(**values), rows)
-        if guard.num_switches > before:
-            return step
-    return 1001
+class Guarded:
+    """A guard that is asked step by step, with steps of a millisecond."""
 
+    def __init__(self, draft_width: int, rows: int = 1) -> None:
+        self.guard = WidthGuard(GuardSettings(plain_margin=0.0))
+        self.step = 0
+        self.choose(rows, **{f"w{draft_width}": 1.0})
+        assert self.guard.draft_width == draft_width
 
-def guarding(draft_width: int, rows: int = 1) -> WidthGuard:
-    guard = WidthGuard(GuardSettings(plain_margin=0.0))
-    guard.choose(options(**{f"w{draft_width}": 1.0}), rows)
-    assert guard.draft_width == draft_width
-    return guard
+    def choose(self, rows: int = 1, **values: float) -> int:
+        """One step; the draft width chosen."""
+        self.step += 1
+        return self.guard.choose(options(**values), rows, self.step)[0].draft_width
+
+    def steps_until_switch(self, **values: float) -> int:
+        """Steps until the guard changes; at most 1000."""
+        before = self.guard.num_switches
+        for step in range(1, 1001):
+            self.choose(**values)
+            if self.guard.num_switches > before:
+                return step
+        return 1001
 
 
 def test_the_first_choice_is_the_best_and_no_switch() -> None:
     guard = WidthGuard(GuardSettings())
-    chosen, _ = guard.choose(options(w1=1.0, w8=1.5, w16=1.2), 1)
+    chosen, _ = guard.choose(options(w1=1.0, w8=1.5, w16=1.2), 1, 1)
     assert (chosen.draft_width, guard.num_switches) == (8, 0)
 
 
 @pytest.mark.parametrize(("gain", "least", "most"), [(1.0, 8, 8), (0.04, 8, 9), (0.01, 25, 40)])
 def test_the_larger_the_gain_the_sooner_the_change(gain: float, least: int, most: int) -> None:
-    assert least <= steps_until_switch(guarding(4), w4=1.0, w8=1.0 + gain) <= most
+    assert least <= Guarded(4).steps_until_switch(w4=1.0, w8=1.0 + gain) <= most
 
 
 def test_half_a_percent_is_never_worth_it() -> None:
-    assert steps_until_switch(guarding(4), w4=1.0, w8=1.004) == 1001
+    assert Guarded(4).steps_until_switch(w4=1.0, w8=1.004) == 1001
+
+
+def test_the_sooner_after_a_change_the_more_it_takes() -> None:
+    guarded = Guarded(4)
+    first = guarded.steps_until_switch(w4=1.0, w8=1.05)
+    assert guarded.steps_until_switch(w4=1.05, w8=1.0) > 5 * first
 
 
 def test_a_tie_that_flickers_changes_nothing() -> None:
-    guard = guarding(4)
+    guarded = Guarded(4)
     for _ in range(100):
-        guard.choose(options(w4=1.0, w8=1.01), 1)
-        guard.choose(options(w4=1.01, w8=1.0), 1)
-    assert guard.num_switches <= 1
+        guarded.choose(w4=1.0, w8=1.01)
+        guarded.choose(w4=1.01, w8=1.0)
+    assert guarded.guard.num_switches <= 1
 
 
 def test_nothing_changes_inside_the_dwell_time() -> None:
-    guard = guarding(4)
-    for _ in range(7):
-        chosen, _ = guard.choose(options(w4=1.0, w8=3.0), 1)
-        assert chosen.draft_width == 4
+    guarded = Guarded(4)
+    assert {guarded.choose(w4=1.0, w8=3.0) for _ in range(7)} == {4}
 
 
-def test_a_grown_load_is_narrowed_at_once_and_widened_with_patience() -> None:
-    guard = guarding(16, rows=4)
-    chosen, why = guard.choose(options(w4=1.5, w16=1.0), 40)
-    assert chosen.draft_width == 4
-    assert "load grew" in why
-    chosen, _ = guard.choose(options(w4=1.0, w16=1.5), 4)
-    assert chosen.draft_width == 4
+def test_every_load_has_its_own_width_and_comes_back_to_it() -> None:
+    guarded = Guarded(16, rows=4)
+    assert guarded.choose(40, w4=1.5, w16=1.0) == 4
+    assert guarded.choose(4, w4=1.5, w16=1.0) == 16, "kept for its dwell time"
+    assert guarded.choose(40, w4=1.0, w16=1.5) == 4
+    assert guarded.guard.num_switches == 3
+
+
+def test_a_load_that_was_away_for_long_is_chosen_for_anew() -> None:
+    guarded = Guarded(16, rows=4)
+    for _ in range(GuardSettings().away_steps + 1):
+        guarded.choose(40, w4=1.5, w16=1.0)
+    assert guarded.choose(4, w4=1.5, w16=1.0) == 4
 
 
 def test_speculation_must_beat_plain_decoding_by_a_margin() -> None:
     guard = WidthGuard(GuardSettings(plain_margin=0.01))
-    chosen, _ = guard.choose(options(w1=1.0, w4=1.005), 1)
+    chosen, _ = guard.choose(options(w1=1.0, w4=1.005), 1, 1)
     assert chosen.draft_width == 1
 
 

@@ -1,0 +1,63 @@
+"""One step's draft widths, weighed against each other and fitted to what its rows may still take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gateway.coordinator.block_scheduler.allocation import Drafts, Option, floors_for
+from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
+
+
+class Weighing:
+    """The best step of every draft width; immutable.
+
+    ``options`` are what rows with many tokens to come would get: that a row is near its end says nothing of
+    the width that the next steps should have. ``fitted`` is what these rows get.
+
+    Args:
+        draft_widths: ascending, 1 among them.
+        survival: ``[draft widths, rows, positions]``.
+        max_widths: ``[rows]`` what each row may take.
+        sizes: ``[sizes]`` (see ``candidate_sizes``).
+        step_ms: ``[draft widths, sizes]``.
+        target_tpot_ms: time per output token that every row should meet if any width makes it.
+    """
+
+    def __init__(
+        self,
+        draft_widths: Sequence[int],
+        survival: FloatArray,
+        max_widths: IntArray,
+        sizes: IntArray,
+        step_ms: FloatArray,
+        target_tpot_ms: float | None,
+    ) -> None:
+        self._draft_widths = list(draft_widths)
+        self._survival, self._max_widths = survival, max_widths
+        self._sizes, self._step_ms = sizes, step_ms
+        self._floors: IntArray | None = None
+        self._drafts, self.options = self._best()
+        if target_tpot_ms is not None:
+            for _ in range(2):
+                times = np.array([option.step_ms for option in self.options.values()])
+                self._floors = floors_for(survival, times, target_tpot_ms)
+                self._drafts, self.options = self._best()
+
+    def _best(self) -> tuple[Drafts, dict[int, Option]]:
+        endless = np.full(len(self._max_widths), self._draft_widths[-1])
+        drafts = Drafts(self._draft_widths, self._survival, endless, self._floors)
+        return drafts, drafts.options(self._sizes, self._step_ms)
+
+    def fitted(self, draft_width: int) -> tuple[Option, IntArray]:
+        """Return the best step of a draft width that these rows may have, and their verify widths."""
+        if int(self._max_widths.min()) >= draft_width:
+            option = self.options[draft_width]
+            return option, self._drafts.widths(option)
+        at = self._draft_widths.index(draft_width)
+        mine = slice(at, at + 1)
+        floors = None if self._floors is None else self._floors[mine]
+        drafts = Drafts([draft_width], self._survival[mine], self._max_widths, floors)
+        option = drafts.options(self._sizes, self._step_ms[mine])[draft_width]
+        return option, drafts.widths(option)
