@@ -50,7 +50,7 @@ class SurvivalSettings:
     width_prior: float = 320.0
     """Information (Fisher) that a draft width's shift starts with."""
     request_decay: float = 0.95
-    request_prior: float = 2.0
+    request_prior: float = 4.0
     crowd: float = 4.0
     """Rows that must be alike before half of what they have in common is taken for the traffic's."""
     brier_decay: float = 0.99
