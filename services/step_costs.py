@@ -22,14 +22,14 @@ from services.spec import EngineSpec, file_digest
 logger = logging.getLogger(__name__)
 
 
-def fingerprint(args: AppArgs, spec: EngineSpec, ring: str) -> dict[str, object]:
+def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, object]:
     """Return everything that a step's time depends on, as JSON values.
 
     Args:
-        ring: the kind of way around drafter and verifier.
+        layout: how coordinator, drafter and verifier share processes.
     """
     return {
-        "ring": ring,
+        "layout": layout,
         "device": device_name(spec.device),
         "models": [
             file_digest(path) for path in (spec.target_path, *(d.path for d in spec.drafters))
