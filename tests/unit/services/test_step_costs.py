@@ -89,7 +89,7 @@ def test_the_second_start_measures_nothing(
         ("draft_widths", {"block_scheduler": {"draft_widths": [4]}}),
         ("limits", {"engine": {"max_rows": 8}}),
         ("link", {"link": {"spin_ms": 1}}),
-        ("ring", {"ring": OtherRing()}),
+        ("layout", {"ring": OtherRing()}),
     ],
 )
 def test_costs_of_another_engine_are_refused_and_measured_anew(
