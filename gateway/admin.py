@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from dflash_wire.errors import AuthenticationError, NotFoundError
+from gateway.body import read_model
 from gateway.state import StateProvider
 
 MOST_DECISIONS = 512
@@ -44,8 +45,10 @@ def admin_router(provider: StateProvider) -> APIRouter:
         return JSONResponse(await provider().engine.decisions(last))
 
     @router.post("/admin/policy")
-    async def policy(body: PolicyBody) -> Response:
+    async def policy(request: Request) -> Response:
         """Change the default block policy of all engine groups, for running requests too."""
+        # Read here and not by the framework, which would read any body before the key is looked at.
+        body = await read_model(request, PolicyBody, provider().settings.max_body_bytes)
         num_groups = await provider().engine.set_policy(body.policy)
         return JSONResponse({"policy": body.policy, "engine_groups": num_groups})
 

@@ -21,6 +21,9 @@ from services.spec import EngineSpec, file_digest
 
 logger = logging.getLogger(__name__)
 
+LEAST_SHARE = 0.3
+"""Of the sweep's cells; what fewer of them say of the others is no better than a table."""
+
 
 def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, object]:
     """Return everything that a step's time depends on, as JSON values.
@@ -88,7 +91,13 @@ def measured_samples(
     samples = sweep(ring, limits, widths, scheduler.sweep_s)
     took_s = time.perf_counter() - began
     logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
-    if not _is_whole(samples, limits, widths):
+    share = _share_measured(samples, limits, widths)
+    if share < LEAST_SHARE:
+        logger.warning(
+            "step costs: too few measured, the table decides; raise block_scheduler.sweep_s"
+        )
+        return []
+    if share < 1.0:
         # Kept, it would stand for what was never measured, start after start.
         logger.warning("step costs: not all measured, so not kept; raise block_scheduler.sweep_s")
     elif folder is not None:
@@ -96,9 +105,9 @@ def measured_samples(
     return samples
 
 
-def _is_whole(samples: list[CostSample], limits: EngineLimits, widths: list[int]) -> bool:
+def _share_measured(samples: list[CostSample], limits: EngineLimits, widths: list[int]) -> float:
     cells = {(cell.num_rows, cell.width) for cell in sweep_cells(limits, widths)}
-    return cells == {(sample.num_rows, sample.width) for sample in samples}
+    return len({(sample.num_rows, sample.width) for sample in samples}) / len(cells)
 
 
 def _cost_folder(setting: str | None) -> Path | None:
@@ -122,7 +131,7 @@ def _different_keys(path: Path, mine: Mapping[str, object]) -> list[str]:
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
         return [key for key in mine if theirs.get(key) != mine[key]] or ["format"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["format", *mine]
 
 

@@ -299,13 +299,12 @@ class Coordinator:
         )
         self._cohorts.count(plan.num_positions, landed)
         step_ms = self._step_clock.landed(landed, plan.num_cohorts)
-        outcomes = self._commit(flight, result)
-        learn(self.scheduler, step_outcome(flight.planned, outcomes, result, step_ms))
+        self._commit(flight, result, step_ms)
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
         return flight, result, landed
 
-    def _commit(self, flight: Flight, result: StepResult) -> list[RowOutcome]:
-        """Commit all rows, then take the time: their cycles carry all of it. Return what became of drafts."""
+    def _commit(self, flight: Flight, result: StepResult, step_ms: float | None) -> None:
+        """Commit all rows, learn of them, then take the time: their cycles carry all of it; then emit."""
         planned = flight.planned
         commits: list[tuple[Sequence, Row, RowCommit]] = []
         outcomes: list[RowOutcome] = []
@@ -326,6 +325,8 @@ class Coordinator:
                 logger.exception("request_id=%s cannot commit", sequence.request.request_id)
                 self._end_with_error(sequence, error)
             feature_offset += row.num_positions
+        # Before sequences end: the scheduler forgets them then.
+        learn(self.scheduler, step_outcome(planned, outcomes, result, step_ms))
         committed_at = self._clock()
         for sequence, row, commit in commits:
             cycle = None
@@ -335,7 +336,6 @@ class Coordinator:
                 sequence.stats.add(cycle)
                 sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)
-        return outcomes
 
     def _emit(self, sequence: Sequence, commit: RowCommit, cycle: CycleStats | None) -> None:
         if not commit.token_ids:

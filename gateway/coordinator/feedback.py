@@ -61,6 +61,7 @@ def row_outcome(
         row.drafted_width,
         num_fair_trials(row, token_ids, commit),
         commit.num_accepted_drafts,
+        len(token_ids),
     )
 
 

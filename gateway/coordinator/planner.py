@@ -59,7 +59,6 @@ class Planner:
         self, limits: EngineLimits, scheduler: BlockScheduler, caches_prefixes: bool = True
     ) -> None:
         self._limits = limits
-        self._scheduler = scheduler
         blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
         self.widths = WidthChooser(blocks, scheduler)
         self._caches_prefixes = caches_prefixes
@@ -105,7 +104,7 @@ class Planner:
         if self.running.pop(sequence.seq_id, None) is None:
             self.waiting.remove(sequence)
         self.pages.release(sequence.seq_id)
-        self._scheduler.forget(sequence.seq_id)
+        self.widths.forget(sequence.seq_id)
 
     def clear(self) -> None:
         """Drop every sequence and free every page, whatever state they are in. Mutates."""

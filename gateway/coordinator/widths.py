@@ -77,6 +77,13 @@ class WidthChooser:
         is_open = sequence.request.policy is None and policy.may_draft
         return self._default or policy if is_open else policy
 
+    def forget(self, seq_id: int) -> None:
+        """A sequence has ended; an error of the scheduler may cost nobody his answer. Mutates it."""
+        try:
+            self._scheduler.forget(seq_id)
+        except Exception:
+            logger.exception("the block scheduler cannot forget a sequence")
+
     def choose(
         self,
         candidates: Sequences[Sequence],

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +33,7 @@ def save_samples(
 ) -> None:
     """Write a sweep, whole or not at all; a folder that cannot be written costs the next start its sweep."""
     record = {"format": FORMAT, "fingerprint": fingerprint, "samples": samples}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
@@ -48,9 +50,23 @@ def load_samples(path: Path, fingerprint: Mapping[str, object]) -> list[CostSamp
             json.dumps(fingerprint)
         ):
             return None
-        return [CostSample(*sample) for sample in record["samples"]]
+        samples = [CostSample(*sample) for sample in record["samples"]]
+        if not samples or not all(map(_is_sound, samples)):
+            raise ValueError("a sample is none")
+        return samples
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("%s is no file of step costs (%s); they are measured again", path, error)
         return None
+
+
+def _is_sound(sample: CostSample) -> bool:
+    """Whether a step can have taken this."""
+    counts = (sample.num_rows, sample.width, sample.context + 1, sample.other_width + 1)
+    times = (sample.draft_ms, sample.verify_ms, sample.step_ms)
+    return (
+        all(type(count) is int and 1 <= count < 1 << 40 for count in counts)
+        and all(0.0 <= ms < math.inf for ms in times)
+        and sample.verify_ms > 0.0
+    )

@@ -35,7 +35,8 @@ class Grid:
     """Values at some numbers of rows and some widths, linear in between; immutable.
 
     Args:
-        cells: values by ``(rows, width)``. A width need not be there for every number of rows.
+        cells: values by ``(rows, width)``. A width need not be there for every number of rows; beyond its
+            last one its values grow in proportion.
         is_monotone: more rows or wider rows never take less; noise says so now and then.
     """
 
@@ -46,7 +47,9 @@ class Grid:
         for width in self._widths.tolist():
             having = [rows for rows in self._rows if (rows, int(width)) in cells]
             values = [cells[rows, int(width)] for rows in having]
-            columns.append(np.interp(self._rows, having, values))
+            # A sweep that ran out of time, or of positions, has no cells of many wide rows.
+            grown = np.maximum(1.0, np.array(self._rows) / having[-1])
+            columns.append(np.interp(self._rows, having, values) * grown)
         self._values = np.stack(columns, axis=1)  # [rows, widths]
         if is_monotone:
             grown = np.maximum.accumulate(self._values, axis=0)

@@ -81,6 +81,8 @@ class RowOutcome(NamedTuple):
     num_trials: int
     num_accepted: int
     """At most ``num_trials``."""
+    num_verified: int = 0
+    """Tokens that the verifier committed, before a stop token or a limit cut them; 0: none was cut."""
 
 
 class StepOutcome(NamedTuple):

@@ -166,7 +166,7 @@ class BlockScheduler:
                 self._sound_alarm()
         is_whole = decision is not None and len(outcome.rows) == len(decision.widths)
         if decision is not None and decision.state == SPECULATE and is_whole:
-            observed = sum(1 + row.num_accepted for row in outcome.rows)
+            observed = sum(row.num_verified or 1 + row.num_accepted for row in outcome.rows)
             if self._token_alarm.add(decision.predicted_tokens, observed):
                 self._sound_alarm()
 
@@ -177,11 +177,9 @@ class BlockScheduler:
 
     def _learn(self) -> float:
         """Learn from the rows that waited; return by how much they surprise. Mutates."""
-        if not self._unlearned:
-            return 0.0
-        surprise = self.survival.observe(self._unlearned, self._num_unlearned)
+        waiting, num_steps = self._unlearned, self._num_unlearned
         self._unlearned, self._num_unlearned = [], 0
-        return surprise
+        return self.survival.observe(waiting, num_steps) if waiting else 0.0
 
     def _sound_alarm(self) -> None:
         self._safe_until = self._num_decisions + SAFE_STEPS

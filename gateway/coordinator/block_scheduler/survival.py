@@ -133,6 +133,11 @@ class SurvivalEstimator:
         self._num_steps = self._refresh_step = 0
 
     @property
+    def num_requests(self) -> int:
+        """Requests that something is known of."""
+        return len(self._requests)
+
+    @property
     def brier_score(self) -> float:
         """Mean squared error of predicted hazards over recent trials; NaN before the first."""
         return self._brier_sum / self._brier_weight if self._brier_weight else float("nan")

@@ -40,9 +40,11 @@ class Weighing:
         self._floors: IntArray | None = None
         self._drafts, self.options = self._best()
         if target_tpot_ms is not None:
+            position = np.arange(1, survival.shape[2] + 1)
+            own = survival * (position < np.array(self._draft_widths)[:, None, None])
             for _ in range(2):
                 times = np.array([option.step_ms for option in self.options.values()])
-                self._floors = floors_for(survival, times, target_tpot_ms)
+                self._floors = floors_for(own, times, target_tpot_ms)
                 self._drafts, self.options = self._best()
 
     def _best(self) -> tuple[Drafts, dict[int, Option]]:

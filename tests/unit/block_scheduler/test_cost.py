@@ -93,6 +93,12 @@ def test_more_rows_than_measured_cost_in_proportion() -> None:
     assert price(CostTable(sweep()), 128, 4, 512) > 1.5 * price(CostTable(sweep()), 64, 4, 256)
 
 
+def test_wide_rows_that_were_not_measured_cost_in_proportion() -> None:
+    """A sweep that ends early has them for few rows only: they are no bargain for many."""
+    partial = CostTable([s for s in sweep() if s.num_rows * s.width <= 64])
+    assert price(partial, 64, 16, 1024) > 0.8 * price(CostTable(sweep()), 64, 16, 1024)
+
+
 def test_plain_decoding_must_have_a_price() -> None:
     with pytest.raises(ValueError, match="plain"):
         CostTable([s for s in sweep() if s.width > 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,23 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     (tmp_path / "file").write_text("")
     save_samples(tmp_path / "file" / "costs.json", MINE, SAMPLES)
     assert "cannot keep" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"verify_ms": math.nan},
+        {"verify_ms": 0.0},
+        {"step_ms": -1.0},
+        {"step_ms": math.inf},
+        {"num_rows": 0},
+        {"width": 1.5},
+        {"context": 1 << 60},
+    ],
+)
+def test_a_file_with_an_impossible_sample_is_no_file(
+    tmp_path: Path, broken: dict[str, float]
+) -> None:
+    path = cost_path(tmp_path, MINE)
+    save_samples(path, MINE, [*SAMPLES, SAMPLES[0]._replace(**broken)])
+    assert load_samples(path, MINE) is None

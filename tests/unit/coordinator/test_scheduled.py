@@ -66,6 +66,9 @@ class Failing(BlockScheduler):
     def observe(self, outcome: StepOutcome) -> None:
         raise ZeroDivisionError("observe")
 
+    def forget(self, seq_id: int) -> None:
+        raise ZeroDivisionError("forget")
+
 
 def submit_shapes(bench: Bench, **fields: Any) -> None:
     for i, shape in enumerate(GROWING_SHAPES):
@@ -92,6 +95,17 @@ def test_an_error_in_choosing_widths_costs_nobody_his_answer() -> None:
     bench.run_until_idle()
     bench.check_all_finished()
     assert {row.width for plan in bench.ring.plans for row in plan.rows} == {1}
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "static:8"])
+def test_nothing_stays_of_requests_that_have_ended(policy: str) -> None:
+    scheduler = priced()
+    bench = Bench(policy=policy, scheduler=scheduler)
+    for i in range(40):
+        bench.submit(make_request(f"r{i}", 3, 5 + i % 7, seed=i))
+    bench.run_until_idle()
+    assert scheduler.survival.num_requests == 0
+    assert scheduler.survival.brier_score >= 0, "it has learned from them"
 
 
 def test_policies_of_all_kinds_share_a_step() -> None:

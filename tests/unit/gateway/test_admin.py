@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -95,3 +96,24 @@ async def test_decisions_are_explained(http: httpx.AsyncClient) -> None:
     for last in ("0", "513", "x"):
         response = await http.get(f"/debug/block_scheduler?last={last}", headers=AUTHORIZED)
         assert response.status_code == 400
+
+
+async def test_nothing_is_read_of_those_without_the_key(
+    http: httpx.AsyncClient, settings: GatewaySettings
+) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    json_type = {"Content-Type": "application/json"}
+    response = await http.post("/admin/policy", content=endless(), headers=json_type)
+    assert (response.status_code, sent) == (401, 0)
+    response = await http.post(
+        "/admin/policy", content=endless(), headers={**json_type, **AUTHORIZED}
+    )
+    assert response.status_code == 413
+    assert sent <= settings.max_body_bytes + (1 << 17)
