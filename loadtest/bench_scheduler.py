@@ -20,7 +20,7 @@ from loadtest import prompt_sets
 from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
 from loadtest.bench_serving import PROMPTS_APART
-from loadtest.cell_options import add_cell_arguments, check_cell_options
+from loadtest.cell_options import add_cell_arguments, check_cell_options, default_prompts
 from loadtest.closed_loop import Cell, ClosedLoop
 from loadtest.load_step import StepRun, render_steps, run_load_step
 from loadtest.metrics_reader import MetricsReader
@@ -32,9 +32,6 @@ from loadtest.processes import (
 )
 from loadtest.scheduler_charts import draw_load_step, draw_matrix
 from loadtest.scheduler_report import JUDGED, evaluate, render, to_json
-
-OUR_TRAFFIC = "word_problems,code_stubs,chat"
-PUBLIC_TRAFFIC = "gsm8k,humaneval,chat"
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,12 +58,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if JUDGED not in options.policies:
         parser.error(f"--policies needs {JUDGED!r}: it is what is judged")
     return options
-
-
-def default_traffic() -> str:
-    """GSM8K, HumanEval and chat when the public sets are here, else our own."""
-    has_public = set(prompt_sets.PUBLIC_SETS) <= set(prompt_sets.available_sets())
-    return PUBLIC_TRAFFIC if has_public else OUR_TRAFFIC
 
 
 async def measure(
@@ -116,7 +107,7 @@ def run(options: argparse.Namespace) -> None:
         BenchError: the server or a request failed.
         ValueError: a prompt set is unknown.
     """
-    names = (options.prompts or default_traffic()).split(",")
+    names = (options.prompts or f"{default_prompts()},chat").split(",")
     with ExitStack() as stack:
         url = start_server(stack, options)
         model = ApiClient(url).model_id()

@@ -49,7 +49,7 @@ class Ratio:
         self.log += max(least_rate, 1 / (self.num_steps + prior_steps)) * surprise
 
 
-class Load:
+class LoadCorrections:
     """Corrections at one load. Owner: the cost model."""
 
     def __init__(self, level: float) -> None:
@@ -90,7 +90,7 @@ class StepCostModel:
     def __init__(self, table: CostTable, settings: CostSettings | None = None) -> None:
         self.table = table
         self._settings = settings or CostSettings()
-        self._loads: dict[tuple[int, int], Load] = {}
+        self._loads: dict[tuple[int, int], LoadCorrections] = {}
         self._last_level = 0.0
         self._ms_per_prefill = Ratio()
 
@@ -117,7 +117,9 @@ class StepCostModel:
             ``[draft widths, sizes]`` milliseconds from the landing before to this step's.
         """
         table_ms = self.table.step_ms(draft_widths, num_rows, positions, context)
-        load = self._loads.get((num_rows.bit_length(), num_cohorts)) or Load(self._last_level)
+        load = self._loads.get((num_rows.bit_length(), num_cohorts)) or LoadCorrections(
+            self._last_level
+        )
         factors = np.exp([load.log_ratio(width) for width in draft_widths])
         return table_ms * factors[:, None] + self._prefill_ms(num_prefill_positions)
 
@@ -150,7 +152,7 @@ class StepCostModel:
         most = math.log(self._settings.most_deviation)
         surprise = min(most, max(-most, math.log(ratio)))
         key = (outcome.num_rows.bit_length(), outcome.num_cohorts)
-        load = self._loads.setdefault(key, Load(self._last_level))
+        load = self._loads.setdefault(key, LoadCorrections(self._last_level))
         load.correct(outcome.draft_width, surprise, self._settings)
         self._last_level = load.level.log
         return ratio
