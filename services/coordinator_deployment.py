@@ -125,6 +125,8 @@ class Lane:
             scheduler=scheduler,
         )
         self.sink.cancel = self.coordinator.cancel
+        # From here, so that it is not held to the step loop's CPU, which executors need meanwhile.
+        self.coordinator.learning.start_thread()
         self._thread: threading.Thread | None = None
 
     def start(self, pin_cpu: int | None) -> None:
@@ -241,13 +243,15 @@ class CoordinatorDeployment:
             "num_outstanding_tokens": self._outstanding_tokens(),
             "lanes": gauges,
             "drafters": drafters,
-            "schedulers": [tuple(lane.coordinator.scheduler.gauges()) for lane in self._lanes],
+            "schedulers": [
+                tuple(lane.coordinator.learning.scheduler.gauges()) for lane in self._lanes
+            ],
         }
 
     async def decisions(self, most: int) -> dict[str, list[str]]:
         """The block schedulers' latest decisions in words, by ``group/lane``."""
         group = serve.get_replica_context().replica_id.unique_id
-        logs = [lane.coordinator.scheduler.explain(most) for lane in self._lanes]
+        logs = [lane.coordinator.learning.scheduler.explain(most) for lane in self._lanes]
         return {f"{group}/{index}": log for index, log in enumerate(logs)}
 
     async def set_policy(self, policy: str) -> dict[str, str | None] | None:

@@ -29,8 +29,9 @@ from gateway.coordinator.block_scheduler.records import RowOutcome
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.cohorts import CohortChooser
 from gateway.coordinator.commit import RowCommit, check_result, commit_row, cycle_stats
-from gateway.coordinator.feedback import StepClock, learn, row_outcome, step_outcome
+from gateway.coordinator.feedback import StepClock, row_outcome, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
+from gateway.coordinator.learning import Learning
 from gateway.coordinator.outbox import Outbox, engine_error
 from gateway.coordinator.planner import Planner
 from gateway.coordinator.policy import parse_policy
@@ -87,9 +88,9 @@ class Coordinator:
         self._default_policy = default_policy
         self._clock = clock
         self._inbox = Inbox(max_waiting)
-        self.scheduler = scheduler or build_scheduler(limits.max_draft_block_size)
+        self.learning = Learning(scheduler or build_scheduler(limits.max_draft_block_size))
         self._step_clock = StepClock()
-        self._planner = Planner(limits, self.scheduler, caches_prefixes)
+        self._planner = Planner(limits, self.learning, caches_prefixes)
         self._counters = EngineCounters(
             accepted_drafts_by_position=[0] * (limits.max_draft_block_size - 1),
             by_drafter=[AcceptanceCounters() for _ in limits.all_drafters],
@@ -231,9 +232,11 @@ class Coordinator:
             if is_closed and not self._flights:
                 self._end_all(EngineUnavailableError(SHUTTING_DOWN))
                 self._has_shut_down = True
+                self.learning.close()
                 return False
             if is_closed or not self._send_next(started):
                 break
+        self.learning.start()
         if not self._flights and self._outbox.is_empty:
             self._cohorts.pause()
             self._step_clock.pause()
@@ -264,15 +267,11 @@ class Coordinator:
             return False
         planned = self._planner.plan(self._counters.num_steps, num_cohorts, len(self._flights))
         for sequence, error in planned.failures:
-            logger.error(
-                "request_id=%s cannot be planned", sequence.request.request_id, exc_info=error
-            )
-            self._end_with_error(sequence, error)
+            self._end_with_error(sequence, error, "cannot be planned")
         if not planned.plan.rows:
             return False
         self._counters.num_steps += 1
-        flight = Flight(planned, started, self._clock())
-        self._flights.append(flight)
+        self._flights.append(flight := Flight(planned, started, self._clock()))
         try:
             self._ring.send(planned.plan)
         except Exception as error:
@@ -322,11 +321,10 @@ class Coordinator:
                     if not row.is_prefill:
                         outcomes.append(row_outcome(sequence, row, token_ids, commit))
             except Exception as error:
-                logger.exception("request_id=%s cannot commit", sequence.request.request_id)
-                self._end_with_error(sequence, error)
+                self._end_with_error(sequence, error, "cannot commit")
             feature_offset += row.num_positions
         # Before sequences end: the scheduler forgets them then.
-        learn(self.scheduler, step_outcome(planned, outcomes, result, step_ms))
+        self.learning.add(step_outcome(planned, outcomes, result, step_ms))
         committed_at = self._clock()
         for sequence, row, commit in commits:
             cycle = None
@@ -355,7 +353,9 @@ class Coordinator:
         self._planner.remove(sequence)
         self._inbox.forget(sequence)
 
-    def _end_with_error(self, sequence: Sequence, error: Exception) -> None:
+    def _end_with_error(self, sequence: Sequence, error: Exception, fault: str = "") -> None:
+        if fault:
+            logger.error("request_id=%s %s", sequence.request.request_id, fault, exc_info=error)
         self._end(sequence)
         self._counters.num_failed_requests += 1
         chunk = TokenChunk(sequence.request.request_id, [], error=engine_error(error))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from dflash_wire.records import Row, StepResult
 from gateway.coordinator.block_scheduler.records import RowOutcome, StepOutcome
-from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.commit import RowCommit
 from gateway.coordinator.planner import PlannedStep
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.widths import traffic_class
-
-logger = logging.getLogger(__name__)
 
 
 class StepClock:
@@ -87,11 +83,3 @@ def step_outcome(
         # Blocks of several widths cost something between: no cell of the cost model is theirs.
         step_ms=step_ms if len(widths) == 1 else None,
     )
-
-
-def learn(scheduler: BlockScheduler, outcome: StepOutcome) -> None:
-    """Tell the scheduler; an error of its own may cost nobody his answer. Mutates it."""
-    try:
-        scheduler.observe(outcome)
-    except Exception:
-        logger.exception("the block scheduler cannot learn from a step")

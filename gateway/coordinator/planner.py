@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import Ingest, Row, StepPlan
 from gateway.coordinator.block_scheduler.records import Decision
-from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.feeding import MOST_STEPS, FeatureRoom
+from gateway.coordinator.learning import Learning
 from gateway.coordinator.page_allocator import PageAllocator
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.waiting import WaitingQueue
@@ -45,7 +45,7 @@ class Planner:
 
     Args:
         limits: what the engine can hold.
-        scheduler: chooses the widths of sequences whose policy fixes none.
+        learning: of the block scheduler, which chooses widths where no policy fixes them.
         caches_prefixes: share full pages between sequences that begin alike.
 
     Invariants between steps:
@@ -56,11 +56,11 @@ class Planner:
     """
 
     def __init__(
-        self, limits: EngineLimits, scheduler: BlockScheduler, caches_prefixes: bool = True
+        self, limits: EngineLimits, learning: Learning, caches_prefixes: bool = True
     ) -> None:
         self._limits = limits
         blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
-        self.widths = WidthChooser(blocks, scheduler)
+        self.widths = WidthChooser(blocks, learning)
         self._caches_prefixes = caches_prefixes
         self.pages = self._new_pages()
         self.waiting = WaitingQueue()

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sequences
 from typing import NamedTuple
 
 from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad
-from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
+from gateway.coordinator.learning import Learning
 from gateway.coordinator.policy import TABLE, BlockPolicy, cycle_width, parse_policy
 from gateway.coordinator.sequence import Sequence
 
@@ -51,13 +51,13 @@ class WidthChooser:
 
     Args:
         max_widths: draft block of each drafter.
-        scheduler: decides for sequences whose policy fixes no width.
+        learning: of the block scheduler, which decides for sequences whose policy fixes no width.
     """
 
-    def __init__(self, max_widths: Sequences[int], scheduler: BlockScheduler) -> None:
+    def __init__(self, max_widths: Sequences[int], learning: Learning) -> None:
         self._default: BlockPolicy | None = None
         self._max_widths = list(max_widths)
-        self._scheduler = scheduler
+        self._learning = learning
 
     def set_default(self, text: str) -> None:
         """Give sequences that named no policy another one. Mutates; any thread may call it.
@@ -78,11 +78,8 @@ class WidthChooser:
         return self._default or policy if is_open else policy
 
     def forget(self, seq_id: int) -> None:
-        """A sequence has ended; an error of the scheduler may cost nobody his answer. Mutates it."""
-        try:
-            self._scheduler.forget(seq_id)
-        except Exception:
-            logger.exception("the block scheduler cannot forget a sequence")
+        """A sequence has ended: the block scheduler will forget it. Mutates."""
+        self._learning.add(seq_id)
 
     def choose(
         self,
@@ -119,7 +116,7 @@ class WidthChooser:
     def _fixed_width(self, sequence: Sequence, num_verify_rows: int) -> int | None:
         most, policy = self._max_widths[sequence.drafter], self.policy_of(sequence)
         if policy is TABLE:
-            wanted: int | None = min(most, self._scheduler.table.width(num_verify_rows))
+            wanted: int | None = min(most, self._learning.scheduler.table.width(num_verify_rows))
         else:
             wanted = policy.width(sequence.stats, num_verify_rows)
         if wanted is None:
@@ -163,7 +160,9 @@ class WidthChooser:
 
     def _decide(self, rows: list[Sequence], load: StepLoad) -> Decision | None:
         try:
-            return self._scheduler.decide([self._row_state(sequence) for sequence in rows], load)
+            return self._learning.settled().decide(
+                [self._row_state(sequence) for sequence in rows], load
+            )
         except Exception:
             # Widths are about speed alone: an error in choosing them may cost nobody his answer.
             logger.exception("the block scheduler failed; %d rows decode plainly", len(rows))

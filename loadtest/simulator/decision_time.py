@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad, StepOutcome
 from loadtest.simulator.costs import COSTS
 from loadtest.simulator.loop import Phase, Policy, Scenario, simulate
-from loadtest.simulator.matrix import adaptive
+from loadtest.simulator.matrix import scheduler_of
 from loadtest.simulator.worlds import TRAFFICS
 
 BARS_MS = {1: 0.3, 8: 0.3, 32: 0.3, 128: 1.0, 256: 1.0}
@@ -62,7 +62,7 @@ class Timed:
 def measure(num_rows: int, num_steps: int = NUM_STEPS) -> DecisionTime:
     """Measure mixed traffic on the memory-bound machine, where every step speculates."""
     cost = COSTS["memory-bound"]
-    timed = Timed(adaptive(cost, 0))
+    timed = Timed(scheduler_of(cost, 0))
     simulate(timed, Scenario((Phase(0, TRAFFICS["mixed"], num_rows),), cost, num_steps))
     decide_ms = timed.decide_ms[num_steps // 4 :]
     return DecisionTime(

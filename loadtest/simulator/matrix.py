@@ -17,6 +17,7 @@ from gateway.coordinator.block_scheduler.table_policy import WidthTable
 from loadtest.simulator.baselines import BatchTable, RatioEma, SmartSpec, StaticWidth
 from loadtest.simulator.costs import ServedCost
 from loadtest.simulator.loop import STATIC_WIDTHS, Phase, Policy, Scenario, simulate
+from loadtest.simulator.served import ServedScheduler
 from loadtest.simulator.worlds import TRAINED_WIDTH, Traffic
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -30,10 +31,15 @@ WARM_UP = 0.25
 Factory = Callable[[ServedCost, int], Policy]
 
 
-def adaptive(table: ServedCost, seed: int) -> Policy:
+def scheduler_of(table: ServedCost, seed: int) -> BlockScheduler:
     """Build the block scheduler with what a start-up sweep of ``table`` measures."""
     prices = CostTable(table.sweep(seed), table.captured_sizes)
     return BlockScheduler(SurvivalEstimator(TRAINED_WIDTH), StepCostModel(prices), WidthTable())
+
+
+def adaptive(table: ServedCost, seed: int) -> Policy:
+    """Build the block scheduler, learning while steps are in flight."""
+    return ServedScheduler(scheduler_of(table, seed))
 
 
 def _static(width: int, table: ServedCost, seed: int) -> Policy:

@@ -74,7 +74,7 @@ class WidthGuard:
         Args:
             options: the best step of each draft width, 1 among them.
             num_rows: verify rows of the step.
-            step: ascending; those in between kept the last choice.
+            step: never falls; those in between kept the last choice, and a step may be asked for twice.
         """
         best = max(options.values(), key=self._value)
         bucket = max(num_rows - 1, 0).bit_length()
@@ -83,11 +83,11 @@ class WidthGuard:
             self._loads[bucket] = Keeping(best.draft_width, self._settings.calm_ms, step)
             return self._use(best), f"first choice at {num_rows} rows"
         kept = options[known.draft_width]
-        known.ms_kept += (step - known.last_step) * kept.step_ms
-        known.last_step = step
-        known.steps_kept += 1
+        elapsed, known.last_step = step - known.last_step, step
+        known.ms_kept += elapsed * kept.step_ms
+        known.steps_kept += elapsed
         gain = self._value(best) / self._value(kept) - 1
-        known.regret = known.regret * self._settings.regret_decay + gain
+        known.regret = known.regret * self._settings.regret_decay**elapsed + elapsed * gain
         if best is kept:
             return self._use(kept), "still best"
         why = f"{best.draft_width} promises {gain:+.1%}"

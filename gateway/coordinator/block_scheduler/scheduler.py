@@ -42,7 +42,7 @@ STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
 
 LOGGED_DECISIONS = 512
 FEW_ROWS = 8
-"""Up to so many rows a choice is kept for a while, and learning waits for more: both cost as much for one
+"""Up to so many rows a choice may be a few steps old, and learning waits for more: both cost as much for one
 row as for many."""
 KEPT_STEPS = 4
 SURPRISE = 2.0
@@ -68,15 +68,33 @@ class SchedulerSettings:
     guards: GuardSettings = field(default_factory=GuardSettings)
 
 
-class _Kept(NamedTuple):
-    """A choice that stands for a few steps of the same rows."""
+class _Asked(NamedTuple):
+    """What was asked for in the latest step."""
 
-    seq_ids: tuple[int, ...]
+    rows: Sequence[RowState]
     load: StepLoad
+
+
+class _Choice(NamedTuple):
+    """Widths that may be given to the same rows again, until a step."""
+
+    asked: _Asked
     option: Option
     widths: IntArray
+    state: str
     reason: str
-    since: int
+    until: int
+
+    def fits(self, asked: _Asked, step: int) -> bool:
+        """Whether it may be given in a step: not too old, for these rows, none of them too wide."""
+        before = self.asked
+        return (
+            step <= self.until
+            and before.load._replace(fixed_context=0) == asked.load._replace(fixed_context=0)
+            and len(before.rows) == len(asked.rows)
+            and all(a.seq_id == b.seq_id for a, b in zip(before.rows, asked.rows, strict=True))
+            and all(w <= r.max_width for w, r in zip(self.widths.tolist(), asked.rows, strict=True))
+        )
 
 
 class BlockScheduler:
@@ -107,7 +125,8 @@ class BlockScheduler:
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
-        self._kept: _Kept | None = None
+        self._asked: _Asked | None = None
+        self._choice: _Choice | None = None
         self._unlearned: list[RowOutcome] = []
         self._num_unlearned = self._num_unasked = 0
         self._num_decisions = 0
@@ -145,6 +164,16 @@ class BlockScheduler:
         self.log.append(decision)
         self._rows_by_width += np.bincount(decision.widths, minlength=len(self._rows_by_width))
         return decision
+
+    def prepare(self) -> None:
+        """Choose for the next step ahead, as if it had the rows of the latest one. Mutates.
+
+        For whoever has time between two steps: ``decide`` is a look then, unless a row came or went.
+        """
+        asked, step = self._asked, self._num_decisions + 1
+        self._asked = None
+        if asked is not None and self.cost is not None and step >= self._safe_until:
+            self._choice = self._chosen(asked, step)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
@@ -194,55 +223,38 @@ class BlockScheduler:
         )
 
     def _by_value(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
-        kept = self._kept_choice(rows, load)
-        if kept is not None:
-            return self._speculation(rows, kept.option, kept.widths, kept.reason)
-        weighed = self._weigh(rows, load)
-        num_rows = len(rows) + load.num_fixed_rows
-        option, why = self._guard.choose(weighed.options, num_rows, self._num_decisions)
-        probe = self._probe(rows, load, weighed, option)
-        if probe is not None:
-            return probe
-        fitted, widths = weighed.fitted(option.draft_width)
-        if len(rows) <= FEW_ROWS:
-            seq_ids = tuple(row.seq_id for row in rows)
-            self._kept = _Kept(seq_ids, load, fitted, widths, why, self._num_decisions)
-        return self._speculation(rows, fitted, widths, why)
-
-    def _speculation(
-        self, rows: Sequence[RowState], option: Option, widths: IntArray, why: str
-    ) -> Decision:
-        state = SPECULATE if option.draft_width > 1 else PLAIN
-        reason = (
-            f"{len(rows)} rows: draft width {option.draft_width}, {option.num_positions} positions for "
-            f"{option.tokens:.2f} tokens in {option.step_ms:.2f} ms; {why}"
-        )
-        return self._decision(option, widths, state, reason)
-
-    def _decision(self, option: Option, widths: IntArray, state: str, reason: str) -> Decision:
+        asked, step, choice = _Asked(rows, load), self._num_decisions, self._choice
+        self._asked = asked
+        if choice is None or not choice.fits(asked, step):
+            choice = self._chosen(asked, step)
+            self._choice = choice if len(rows) <= FEW_ROWS else None
+        option, widths = choice.option, choice.widths
         return Decision(
-            self._num_decisions,
+            step,
             option.draft_width if int(widths.max()) > 1 else 1,
             widths.tolist(),
             option.tokens,
             option.step_ms,
-            state,
-            reason,
+            choice.state,
+            choice.reason,
         )
 
-    def _kept_choice(self, rows: Sequence[RowState], load: StepLoad) -> _Kept | None:
-        """A recent choice while few rows stay the same."""
-        kept = self._kept
-        if (
-            kept is not None
-            and self._num_decisions - kept.since < KEPT_STEPS
-            and kept.load == load
-            and kept.seq_ids == tuple(row.seq_id for row in rows)
-            and all(w <= r.max_width for w, r in zip(kept.widths.tolist(), rows, strict=True))
-        ):
-            return kept
-        self._kept = None
-        return None
+    def _chosen(self, asked: _Asked, step: int) -> _Choice:
+        """What a step should do. Mutates guard and probes."""
+        rows, load = asked
+        weighed = self._weigh(rows, load)
+        num_rows = len(rows) + load.num_fixed_rows
+        option, why = self._guard.choose(weighed.options, num_rows, step)
+        probe = self._probe(asked, weighed, option, step)
+        if probe is not None:
+            return probe
+        fitted, widths = weighed.fitted(option.draft_width)
+        reason = (
+            f"{len(rows)} rows: draft width {fitted.draft_width}, {fitted.num_positions} positions for "
+            f"{fitted.tokens:.2f} tokens in {fitted.step_ms:.2f} ms; {why}"
+        )
+        state = SPECULATE if fitted.draft_width > 1 else PLAIN
+        return _Choice(asked, fitted, widths, state, reason, step + KEPT_STEPS - 1)
 
     def _weigh(self, rows: Sequence[RowState], load: StepLoad) -> Weighing:
         """Weigh the best step of every draft width."""
@@ -264,53 +276,44 @@ class BlockScheduler:
         target = self.settings.target_tpot_ms
         return Weighing(widths, survival, max_widths, sizes, step_ms, target)
 
-    def _probe(
-        self,
-        rows: Sequence[RowState],
-        load: StepLoad,
-        weighed: Weighing,
-        kept: Option,
-    ) -> Decision | None:
+    def _probe(self, asked: _Asked, weighed: Weighing, kept: Option, step: int) -> _Choice | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
-        now, worth, options = self._num_decisions, kept.tokens_per_ms, weighed.options
+        num_rows, worth, options = len(asked.rows), kept.tokens_per_ms, weighed.options
         # A few rows tell nearly as much; out of plain decoding, all of them learn about costs alone.
         weight = 1.0 if kept.draft_width > 1 else PLAIN_LOSS_WEIGHT
         losses = {
             width: weight * (1.0 - option.tokens_per_ms / worth)
             for width, option in options.items()
-            if width not in (1, kept.draft_width) and option.num_positions > len(rows)
+            if width not in (1, kept.draft_width) and option.num_positions > num_rows
         }
-        width = self._probes.due(now, losses)
+        width = self._probes.due(step, losses)
         if width is not None:
-            reason = f"{len(rows)} rows: draft width {width} for one step, to learn"
-            return self._decision(*weighed.fitted(width), PROBE, reason)
+            reason = f"{num_rows} rows: draft width {width} for one step, to learn"
+            return _Choice(asked, *weighed.fitted(width), PROBE, reason, step)
         if kept.draft_width > 1:
             return None
         narrowest = self._narrowest()
         cost = options[narrowest].step_ms / kept.step_ms - 1.0
-        if not self._probes.is_free_for_few(now, cost):
+        if not self._probes.is_free_for_few(step, cost):
             return None
-        self._probes.note(now)
-        return self._probe_few(rows, load, options[narrowest])
+        self._probes.note(step)
+        return self._probe_few(asked, options[narrowest], step)
 
     def _narrowest(self) -> int:
         """The narrowest draft width that says something of wider ones."""
         return next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
 
-    def _probe_few(
-        self, rows: Sequence[RowState], load: StepLoad, option: Option
-    ) -> Decision | None:
+    def _probe_few(self, asked: _Asked, option: Option, step: int) -> _Choice | None:
         """Some rows draft out of plain decoding."""
-        width = option.draft_width
-        most = max(1, len(rows) // self.settings.guards.rows_per_probe)
-        first = self._num_decisions % len(rows)
-        is_probed = (np.arange(len(rows)) - first) % len(rows) < most
-        limits = np.array([min(width, row.max_width) for row in rows])
-        widths = _fitted(np.where(is_probed, limits, 1), load.max_positions)
+        width, num_rows = option.draft_width, len(asked.rows)
+        most = max(1, num_rows // self.settings.guards.rows_per_probe)
+        is_probed = (np.arange(num_rows) - step % num_rows) % num_rows < most
+        limits = np.array([min(width, row.max_width) for row in asked.rows])
+        widths = _fitted(np.where(is_probed, limits, 1), asked.load.max_positions)
         if int(widths.max()) == 1:
             return None
-        reason = f"{len(rows)} rows: draft width {width} for {most} of them for one step, to learn"
-        return self._decision(option, widths, PROBE, reason)
+        reason = f"{num_rows} rows: draft width {width} for {most} of them for one step, to learn"
+        return _Choice(asked, option, widths, PROBE, reason, step)
 
 
 def _fitted(widths: IntArray, most: int) -> IntArray:

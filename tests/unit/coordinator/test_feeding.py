@@ -60,7 +60,7 @@ def test_evenly_spaced_tokens_are_one_run(
 def test_plain_steps_feed_the_drafter_in_batches(num_rows: int) -> None:
     """A table that decodes plainly, as the block scheduler does where drafts do not pay."""
     bench = Bench(ROOMY, policy="table", cohorts=(1,))
-    bench.coordinator.scheduler.table.width = lambda num_rows: 1  # type: ignore[method-assign]
+    bench.coordinator.learning.scheduler.table.width = lambda num_rows: 1  # type: ignore[method-assign]
     for i in range(num_rows):
         bench.submit(make_request(f"r{i}", 5, 200, seed=i))
     bench.run_until_idle()
@@ -74,7 +74,7 @@ def test_plain_steps_feed_the_drafter_in_batches(num_rows: int) -> None:
 
 def test_a_prompt_can_be_shared_after_a_short_plain_answer() -> None:
     bench = Bench(ROOMY, policy="table", cohorts=(1,))
-    bench.coordinator.scheduler.table.width = lambda num_rows: 1  # type: ignore[method-assign]
+    bench.coordinator.learning.scheduler.table.width = lambda num_rows: 1  # type: ignore[method-assign]
     for name in ("first", "second"):
         bench.submit(make_request(name, 42, 4, family=1))
         bench.run_until_idle()
@@ -96,7 +96,7 @@ def test_drafts_after_plain_steps_find_their_context(cohorts: tuple[int, ...], p
         asked += 1
         return 1 if asked // 4 % period else 4
 
-    bench.coordinator.scheduler.table.width = width  # type: ignore[method-assign]
+    bench.coordinator.learning.scheduler.table.width = width  # type: ignore[method-assign]
     for i in range(4):
         bench.submit(make_request(f"r{i}", 5 + 20 * i, 300, seed=i))
     bench.run_until_idle()
