@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
-from dflash_wire.errors import EngineUnavailableError, RequestCancelledError, error_from_wire
+from dflash_wire.errors import (
+    EngineUnavailableError,
+    OverloadedError,
+    RequestCancelledError,
+    error_from_wire,
+)
 from dflash_wire.records import GenerationStats, TokenChunk
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
 from gateway.state import GatewayState
 from gateway.validation import SequencePlan, drafter_label
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 1.0
+"""Before a refused sequence of an answer that has begun asks again; twice as long each time."""
 
 
 class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
@@ -116,8 +125,40 @@ def request_pieces(
     state: GatewayState, plans: Sequence[SequencePlan], metrics: GatewayMetrics, arrived: float
 ) -> TextPieces:
     """Generate all sequences of a request at the same time, pieces in order of arrival."""
-    streams = [sequence_pieces(state, plan, metrics, arrived) for plan in plans]
-    return streams[0] if len(streams) == 1 else merge(streams)
+    makers = [partial(sequence_pieces, state, plan, metrics, arrived) for plan in plans]
+    if len(makers) == 1:
+        return makers[0]()
+    has_begun = asyncio.Event()
+    return merge([patient_pieces(make, has_begun) for make in makers])
+
+
+async def patient_pieces(make: Callable[[], TextPieces], has_begun: asyncio.Event) -> TextPieces:
+    """One of several sequences: refused when the answer has begun, it asks again until there is room.
+
+    The answer's status is out by then, and what its other sequences have generated would be lost.
+
+    Args:
+        make: begins the sequence.
+        has_begun: set when any sequence of the request has a piece. Mutated.
+
+    Raises:
+        OverloadedError: refused before the answer has begun: the client may send all of it again.
+    """
+    delay_s = FIRST_DELAY_S
+    while True:
+        num_pieces = 0
+        try:
+            async with aclosing(make()) as pieces:
+                async for piece in pieces:
+                    num_pieces += 1
+                    has_begun.set()
+                    yield piece
+            return
+        except OverloadedError:
+            if num_pieces or not has_begun.is_set():
+                raise
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
 async def merge(streams: Sequence[TextPieces]) -> TextPieces:

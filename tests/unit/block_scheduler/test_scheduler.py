@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from gateway.coordinator.block_scheduler.scheduler import (
 )
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
 from gateway.coordinator.block_scheduler.table_policy import WidthTable
+from gateway.coordinator.block_scheduler.weighing import Weighing
 
 
 def cost_model(per_position: float, captured_sizes: tuple[int, ...] = ()) -> StepCostModel:
@@ -213,3 +215,44 @@ def test_widths_of_a_step_differ_with_what_is_known_of_its_rows(count: int) -> N
         )
     decision = of.decide(asked, StepLoad())
     assert decision.widths[0] >= max(decision.widths[1:])
+
+
+def test_a_choice_is_prepared_once_and_given_to_the_same_rows_alone() -> None:
+    of = scheduler()
+    run(of, 40, 12, accepts=0.8)
+    decision = of.decide(rows(12), StepLoad())
+    land(of, decision, rows(12), 0.8)
+    of.prepare()
+    num_weighed = 0
+    weigh = of._weigh
+
+    def counted(asked: Sequence[RowState], load: StepLoad) -> Weighing:
+        nonlocal num_weighed
+        num_weighed += 1
+        return weigh(asked, load)
+
+    of._weigh = counted  # type: ignore[method-assign]
+    prepared = of.decide(rows(12), StepLoad())
+    assert num_weighed == 0
+    assert prepared.decision_id == decision.decision_id + 1
+    assert len(prepared.widths) == 12
+    land(of, prepared, rows(12), 0.8)
+    of.prepare()
+    of.prepare()
+    assert num_weighed == 1, "nobody has asked since"
+    assert len(of.decide(rows(13), StepLoad()).widths) == 13
+    assert max(of.decide([*rows(12), RowState(99, "", 1, 100)], StepLoad()).widths[12:]) == 1
+    assert num_weighed == 3
+
+
+def test_a_prepared_probe_is_one_step_long() -> None:
+    of = scheduler(per_position=0.05)
+    states = []
+    for _ in range(400):
+        asked = rows(12)
+        states.append((decision := of.decide(asked, StepLoad())).state)
+        land(of, decision, asked, 1.0)
+        of.prepare()
+    probes = [a for a, b in pairwise(states) if a == PROBE]
+    assert probes
+    assert (PROBE, PROBE) not in set(pairwise(states))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ from gateway.metrics import GatewayMetrics
 Item = list[int] | TokenChunk | Exception | asyncio.Event
 Encode = Callable[[str], list[int]]
 Serve = Callable[..., "Served"]
-Script = Callable[[GenerationRequest], list[Item]]
+Script = Callable[[GenerationRequest], Iterable[Item]]
 
 NUM_DRAFT_TOKENS = 31
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from gateway_fakes import AsgiCall, Encode, Item, Script, Serve, last, sse_data
 
+from dflash_wire.errors import OverloadedError
 from dflash_wire.records import GenerationRequest
+from gateway import generation
 
 pytestmark = pytest.mark.asyncio
 
@@ -129,3 +132,56 @@ async def test_stop_strings_per_choice(serve: Serve, encode: Encode) -> None:
     body = (await serve(script).complete(prompt=[[5], [6]], stop=" two")).json()
     assert [choice["text"] for choice in body["choices"]] == ["one", "three four"]
     assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+
+
+@pytest.fixture
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "FIRST_DELAY_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_delay")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_refused_behind_others_that_run_waits_for_its_turn(
+    serve: Serve, encode: Encode, stream: bool
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    num_refused = 0
+
+    def first() -> Iterator[Item]:
+        yield encode("x")
+        begun.set()  # asked for more, so that is out
+        yield may_end
+        yield last(encode("y"))
+
+    def second() -> Iterator[Item]:
+        nonlocal num_refused
+        yield begun
+        if num_refused < 3:
+            num_refused += 1
+            yield OverloadedError("full")
+        may_end.set()
+        yield last(encode("z"))
+
+    def script(request: GenerationRequest) -> Iterator[Item]:
+        return first() if request.prompt_token_ids == encode("a") else second()
+
+    served = serve(script)
+    response = await served.complete(prompt=["a", "b"], stream=stream)
+    assert response.status_code == 200
+    assert "overloaded" not in response.text
+    assert num_refused == 3
+    assert served.engine.num_open == 0
+
+
+async def test_a_prompt_refused_before_any_has_begun_refuses_the_request(
+    serve: Serve, encode: Encode
+) -> None:
+    def script(request: GenerationRequest) -> list[Item]:
+        if request.prompt_token_ids == encode("b"):
+            return [OverloadedError("full")]
+        return [asyncio.Event()]
+
+    served = serve(script)
+    response = await served.complete(prompt=["a", "b"], stream=True)
+    assert response.status_code == 429
+    assert served.engine.num_open == 0
