@@ -7,7 +7,15 @@ import json
 import pytest
 
 from loadtest.closed_loop import Answer, Cell
-from loadtest.scheduler_report import bars, evaluate, policy_means, render, share, to_json
+from loadtest.scheduler_report import (
+    bars,
+    best_elsewhere,
+    evaluate,
+    policy_means,
+    render,
+    share,
+    to_json,
+)
 
 
 def cell(policy: str, streams: int, rate: float) -> Cell:
@@ -62,3 +70,13 @@ def test_the_last_line_is_json() -> None:
     assert record["cells"][0]["best_static"] == "static:4"
     assert record["cells"][0]["of_best"]["value"] == pytest.approx(0.95, abs=0.01)
     assert [bar["met"] for bar in record["bars"]] == [True, True, False]
+
+
+def test_the_width_to_compare_with_is_chosen_by_the_other_half() -> None:
+    """Two widths that are alike, each lucky in one half: neither luck counts."""
+    rates = {"static:4": [12, 12, 8, 8, 12, 12, 8, 8], "static:8": [8, 8, 12, 12, 8, 8, 12, 12]}
+    assert best_elsewhere(rates) == [8] * 8
+    clear = {"static:4": [12, 11, 12, 11], "static:8": [8, 9, 8, 9]}
+    assert best_elsewhere(clear) == clear["static:4"]
+    assert best_elsewhere({"a": [1, 2], "b": [2, 3]}) == [2, 3]
+    assert best_elsewhere({"a": [1], "b": [2]}) == [2]
