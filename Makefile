@@ -19,16 +19,16 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 # in between, which takes a third of a millisecond of CPU from every event.
 HAPROXY ?= 0
 ifeq ($(HAPROXY),1)
-serve bench bench-serving bench-scheduler bench-peers trace: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
-serve bench bench-serving bench-scheduler bench-peers trace: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
+serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export RAY_SERVE_ENABLE_HA_PROXY ?= 1
+serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
 # One thread moves far more events than our gateway makes, and finds more of them each time it wakes up.
-serve bench bench-serving bench-scheduler bench-peers trace: export RAY_SERVE_HAPROXY_NBTHREAD ?= 1
+serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export RAY_SERVE_HAPROXY_NBTHREAD ?= 1
 # How long a stopping gateway waits for load balancers in front to notice; here there are none.
-serve bench bench-serving bench-scheduler bench-peers trace: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
+serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S ?= 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-scheduler bench-peers trace bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit lint format bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-peers: $(STAMP_TEST) ## the same pair in other servers too: PEERS=vllm,lla
 
 bench-scheduler: $(STAMP_TEST) ## the block scheduler against every fixed width (ARGS=--help)
 	@$(PY) -m loadtest.bench_scheduler --config $(CONFIG) $(ARGS)
+
+bench-trees: $(STAMP_TEST) ## trees of drafts against chains of as many positions (ARGS=--help)
+	@$(PY) -m loadtest.bench_trees --config $(CONFIG) $(ARGS)
 
 bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 	@$(PY) -m services.bench_overhead $(ARGS)

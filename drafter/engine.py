@@ -26,8 +26,32 @@ from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.model import DraftModel
+from drafter.node_budget import add_trees
+from drafter.tree import DraftTree, grow_trees
 
 Moved = TypeVar("Moved", Row, Ingest)
+Draft = list[int] | DraftTree
+
+
+class SlotRuns:
+    """Slots of some rows, whose logits will follow each other. Owner: one draft pass."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        """Packed block tokens of the slots."""
+        self.runs: list[SamplingRun] = []
+        """One per row, counting its slots from the first of these rows."""
+        self.sizes: list[int] = []
+        """Draft tokens that each row has verified at most."""
+
+    def add(self, first: int, num_slots: int, row: Row) -> None:
+        """Append a row's slots, packed from ``first`` on. Mutates."""
+        start = len(self.places)
+        self.runs.append(
+            SamplingRun(start, start + num_slots, row.start_position + 1, row.sampling)
+        )
+        self.places += range(first, first + num_slots)
+        self.sizes.append(row.width - 1)
 
 
 class DrafterEngine:
@@ -78,8 +102,8 @@ class DrafterEngine:
         """Ingest the previous step's features, then draft. Mutates the context pool.
 
         Returns:
-            ``width - 1`` draft tokens for every verify row of this drafter that is wider than 1, nothing
-            for the others.
+            ``width - 1`` draft tokens for every verify row of this drafter that is wider than 1, or a tree of
+            at most so many; nothing for the others.
         """
         (result,) = self.run_together([(0, plan)])
         return result
@@ -98,15 +122,21 @@ class DrafterEngine:
         self._ingest([self._ingests_of(lane, plan) for lane, plan in steps])
         results = [DraftResult.nothing(plan) for _, plan in steps]
         rows: list[Row] = []
-        places: list[tuple[DraftResult, int]] = []
-        for (lane, plan), result in zip(steps, results, strict=True):
+        places: list[tuple[int, int]] = []
+        for step, (lane, plan) in enumerate(steps):
             for i, row in enumerate(plan.rows):
                 if row.width > 1 and row.drafter == self.index:
                     rows.append(self._moved(row, lane))
-                    places.append((result, i))
+                    places.append((step, i))
         if rows:
-            for (result, i), token_ids in zip(places, self._draft(rows), strict=True):
-                result.draft_token_ids[i] = token_ids
+            trees: list[dict[int, DraftTree]] = [{} for _ in steps]
+            for (step, i), draft in zip(places, self._draft(rows), strict=True):
+                if isinstance(draft, DraftTree):
+                    trees[step][i] = draft
+                else:
+                    results[step].draft_token_ids[i] = draft
+            for (_, plan), result, mine in zip(steps, results, trees, strict=True):
+                add_trees(result, mine, plan.node_budget)
         draft_ms = (time.perf_counter() - began) * 1e3
         for result in results:
             result.draft_ms, result.began_s = draft_ms, began
@@ -148,40 +178,47 @@ class DrafterEngine:
         context = self._context(together.to(self.dtype), self._rotary.at(positions))
         self.pool.write(torch.cat(slots), context)
 
-    def _draft(self, rows: list[Row]) -> list[list[int]]:
+    def _draft(self, rows: list[Row]) -> list[Draft]:
         """One bidirectional pass over ``[anchor, MASK x (drafted width - 1)]`` of every row.
 
         Returns:
-            the first ``width - 1`` draft tokens of each row: the rest would not be verified.
+            the first ``width - 1`` draft tokens of each row, for the rest would not be verified, or a tree of
+            the whole block.
         """
         device = self.pool.device
         token_ids: list[int] = []
         positions: list[int] = []
         attention_rows: list[AttentionRow] = []
-        wanted: list[int] = []
-        runs: list[SamplingRun] = []
+        chains, trees = SlotRuns(), SlotRuns()
         for row in rows:
             offset, start = len(token_ids), row.start_position
             drafted = row.drafted_width
             token_ids += row.token_ids + [self.model.mask_token_id] * (drafted - 1)
             positions += range(start, start + drafted)
             attention_rows.append(AttentionRow(offset, drafted, row.page_ids, start, Visible.ALL))
-            # Every token of the block has seen all of it, but only those to verify get a head.
-            runs.append(
-                SamplingRun(len(wanted), len(wanted) + row.width - 1, start + 1, row.sampling)
-            )
-            wanted += range(offset + 1, offset + row.width)
+            # Every token of the block has seen all of it, but only those that may be verified get a head.
+            if row.is_tree:
+                trees.add(offset + 1, drafted - 1, row)
+            else:
+                chains.add(offset + 1, row.width - 1, row)
         config = self.model.config
         heads_per_kv = config.num_attention_heads // int(
             config.num_key_value_heads or config.num_attention_heads
         )
         step = plan_attention(attention_rows, heads_per_kv, self.pool)
         hidden = self._pass(token_ids, positions, step)
-        logits = self._head(hidden[torch.tensor(wanted, device=device)])
+        logits = self._head(hidden[torch.tensor(chains.places + trees.places, device=device)])
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
-        chosen: list[int] = choose_tokens(logits, runs).tolist()
-        return [chosen[run.start : run.end] for run in runs]
+        drafts: list[Draft] = []
+        if chains.runs:
+            chosen: list[int] = choose_tokens(logits[: len(chains.places)], chains.runs).tolist()
+            drafts = [chosen[run.start : run.end] for run in chains.runs]
+            if not trees.runs:
+                return drafts
+        grown = grow_trees(logits[len(chains.places) :], trees.runs, trees.sizes)
+        left, left_trees = iter(drafts), iter(grown)
+        return [next(left_trees) if row.is_tree else next(left) for row in rows]
 
     def _pass(self, token_ids: list[int], positions: list[int], step: StepAttention) -> Tensor:
         """Draft layers and final norm over packed block tokens: ``[T, H]``."""

@@ -146,7 +146,8 @@ class DFlashOptions(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     policy: str | None = Field(
-        None, description="'adaptive', 'table', 'off' or 'static:<w>', anchor included."
+        None,
+        description="'adaptive', 'table', 'off', 'static:<w>' or 'static-tree:<n>', anchor included.",
     )
     drafter: str | None = Field(None, description="Name of the drafter, where there are several.")
     stats: bool | None = Field(None, description="Report what the request cost.")

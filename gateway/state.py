@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dflash_wire.drafters import DrafterLimits, default_drafter
-from dflash_wire.ports import EnginePort
+from dflash_wire.ports import MAX_TREE_POSITIONS, EnginePort
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.trace import ChunkRecorder
 
@@ -47,6 +47,8 @@ class GatewaySettings:
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds, reported as the model's creation time."""
 
+    max_tree_positions: int = MAX_TREE_POSITIONS
+    """Largest tree that a request may ask for, anchor included."""
     drafters: tuple[DrafterLimits, ...] = ()
     """In the order of their indices; empty stands for the default drafter alone."""
     thinking_drafter: str | None = None

@@ -14,7 +14,7 @@ from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
 
 SEED_RANGE = 2**63
-_STATIC_POLICY = re.compile(r"static:([1-9][0-9]{0,5})")
+_STATIC_POLICY = re.compile(r"static(-tree)?:([1-9][0-9]{0,5})")
 _NAMED_POLICIES = ("adaptive", "table", "off")
 
 
@@ -59,7 +59,7 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
     drafters = settings.all_drafters
     drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
     if body.dflash is not None and body.dflash.policy is not None:
-        check_policy(body.dflash.policy, drafter.max_draft_block_size)
+        check_policy(body.dflash.policy, drafter.max_draft_block_size, settings.max_tree_positions)
 
 
 def drafter_name(body: GenerationBody, settings: GatewaySettings) -> str | None:
@@ -76,14 +76,19 @@ def drafter_label(policy: str, drafter: str | None) -> str:
     return NO_DRAFTER if policy == "off" else drafter or DEFAULT_DRAFTER
 
 
-def check_policy(policy: str, max_draft_block_size: int) -> None:
+def check_policy(policy: str, max_draft_block_size: int, max_tree_positions: int) -> None:
     """Raise ``InvalidRequestError`` unless ``policy`` is one that requests may choose."""
     match = _STATIC_POLICY.fullmatch(policy)
-    if policy in _NAMED_POLICIES or (match and 2 <= int(match[1]) <= max_draft_block_size):
+    if policy in _NAMED_POLICIES:
         return
+    if match:
+        is_tree = match[1] is not None and max_draft_block_size > 1
+        if 2 <= int(match[2]) <= (max_tree_positions if is_tree else max_draft_block_size):
+            return
     raise InvalidRequestError(
-        f"dflash.policy must be 'adaptive', 'table', 'off' or 'static:<w>' with w from 2 to "
-        f"{max_draft_block_size}, not {policy[:40]!r}.",
+        f"dflash.policy must be 'adaptive', 'table', 'off', 'static:<w>' with w from 2 to "
+        f"{max_draft_block_size} or 'static-tree:<n>' with n from 2 to {max_tree_positions}, "
+        f"not {policy[:40]!r}.",
         "dflash.policy",
     )
 

@@ -190,7 +190,7 @@ def render_table(report: Report) -> str:
             row.overhead_ms,
         )
         cells = ["–" if number is None else f"{number:.2f}" for number in numbers]
-        lines.append([row.row, *cells, _verdict(row)])
+        lines.append([row.row, *cells, identity(row.num_compared, row.num_different)])
     return "\n".join([aligned_table(lines), "", *(bar_line(bar) for bar in report.bars)])
 
 
@@ -207,10 +207,11 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
 
 
-def _verdict(row: RowResult) -> str:
-    if row.is_identical is None:
+def identity(num_compared: int, num_different: int) -> str:
+    """Say whether answers equal those they were compared with."""
+    if num_compared == 0:
         return "–"
-    return "yes" if row.is_identical else f"{row.num_different}/{row.num_compared} differ"
+    return f"{num_different}/{num_compared} differ" if num_different else "yes"
 
 
 def bar_line(bar: Bar) -> str:
@@ -235,11 +236,16 @@ def to_json(report: Report, settings: dict[str, object]) -> str:
         }
         for row in report.rows
     }
-    bars = [
-        {"name": bar.name, "limit": bar.limit, "value": rounded(bar.value), "met": bar.is_met}
-        for bar in report.bars
-    ]
+    bars = bar_records(report.bars)
     return json.dumps({"benchmark": "one_stream", **settings, "rows": rows, "bars": bars})
+
+
+def bar_records(bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Return bars as a report's JSON has them."""
+    return [
+        {"name": bar.name, "limit": bar.limit, "value": rounded(bar.value), "met": bar.is_met}
+        for bar in bars
+    ]
 
 
 def rounded(value: Any) -> Any:

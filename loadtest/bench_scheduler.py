@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tqdm import tqdm
-
 from loadtest import prompt_sets
-from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
-from loadtest.bench_serving import PROMPTS_APART
 from loadtest.cell_options import add_cell_arguments, check_cell_options, default_prompts
-from loadtest.closed_loop import Cell, ClosedLoop
+from loadtest.closed_loop import ClosedLoop
+from loadtest.interleaved import measure_interleaved
 from loadtest.load_step import StepRun, render_steps, run_load_step
 from loadtest.metrics_reader import MetricsReader
 from loadtest.processes import (
@@ -60,29 +57,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
-async def measure(
-    loops: dict[str, ClosedLoop], options: argparse.Namespace
-) -> dict[str, list[Cell]]:
-    """Run all cells, level by level, every policy in one order and then in the opposite one."""
-    cells: dict[str, list[Cell]] = {traffic: [] for traffic in loops}
-    total = 2 * options.repeats * len(loops) * len(options.levels) * len(options.policies)
-    with tqdm(total=total, unit="cell") as progress:
-        for turn in range(2 * options.repeats):
-            order = rotated(list(options.policies), turn // 2)
-            if turn % 2:
-                order.reverse()
-            for traffic, loop in loops.items():
-                for level in options.levels:
-                    for policy in order:
-                        progress.set_postfix_str(f"{traffic}, {level} streams, {policy}")
-                        first = turn * PROMPTS_APART
-                        cells[traffic].append(
-                            await loop.run(policy, level, options.warm_up, options.seconds, first)
-                        )
-                        progress.update()
-    return cells
-
-
 async def measure_steps(
     url: str, model: str, traffics: Sequence[str], options: argparse.Namespace
 ) -> list[StepRun]:
@@ -115,7 +89,16 @@ def run(options: argparse.Namespace) -> None:
             name: ClosedLoop(url, model, prompt_sets.load(name), options.max_tokens)
             for name in names
         }
-        matrix = evaluate(asyncio.run(measure(loops, options)))
+        cells = asyncio.run(
+            measure_interleaved(
+                loops,
+                options.levels,
+                dict.fromkeys(options.policies, options.warm_up),
+                2 * options.repeats,
+                options.seconds,
+            )
+        )
+        matrix = evaluate(cells)
         steps = (
             asyncio.run(measure_steps(url, model, names, options)) if options.step_seconds else []
         )

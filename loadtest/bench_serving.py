@@ -18,6 +18,7 @@ from loadtest.bench_report import rotated
 from loadtest.bench_rows import ApiClient
 from loadtest.cell_options import add_cell_arguments, check_cell_options, chosen_prompts
 from loadtest.closed_loop import Cell, ClosedLoop
+from loadtest.interleaved import PROMPTS_APART
 from loadtest.processes import (
     BenchError,
     accept_interrupts,
@@ -42,10 +43,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     check_cell_options(parser, options, "repeats")
     return options
-
-
-PROMPTS_APART = 37
-"""How far the repeats' first prompts lie apart; cells of one repeat all get the same prompts."""
 
 
 async def measure_all(

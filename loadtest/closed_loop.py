@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -33,6 +35,8 @@ class Answer:
     """Tokens committed by cycles, so not those that prefills sampled."""
     prompt_id: str = ""
     text: str = ""
+    number: int = 0
+    """Of its request: the same number means the same prompt, sampling and seed, whatever the policy."""
 
     @property
     def ttft_s(self) -> float:
@@ -79,30 +83,43 @@ class Cell:
         return tokens / (self.end_s - self.begin_s)
 
 
-def openai_body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """The request that every OpenAI-compatible server takes: greedy, streaming, with usage."""
+GREEDY: Mapping[str, Any] = MappingProxyType({"temperature": 0})
+"""Fields of a request that ask for the most likely token."""
+
+
+def openai_body(
+    model: str, prompt: Prompt, max_tokens: int, sampling: Mapping[str, Any] = GREEDY
+) -> dict[str, Any]:
+    """The request that every OpenAI-compatible server takes: streaming, with usage."""
     return {
         "model": model,
         "messages": prompt.messages,
         "max_tokens": max_tokens,
-        "temperature": 0,
+        **sampling,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
 
 
 def chat_body(
-    model: str, policy: str, prompt: Prompt, max_tokens: int, salt: str
+    model: str,
+    policy: str,
+    prompt: Prompt,
+    max_tokens: int,
+    salt: str,
+    sampling: Mapping[str, Any] = GREEDY,
 ) -> dict[str, Any]:
     """The request to our server: also a policy and statistics; its salt keeps prefixes apart."""
     return {
-        **openai_body(model, prompt, max_tokens),
+        **openai_body(model, prompt, max_tokens, sampling),
         "cache_salt": salt,
         "dflash": {"policy": policy, "stats": True},
     }
 
 
-def as_answer(stream: ChatStream, start_s: float, prompt_id: str = "") -> Answer | None:
+def as_answer(
+    stream: ChatStream, start_s: float, prompt_id: str = "", number: int = 0
+) -> Answer | None:
     """Measure a complete stream; None when it had no text."""
     timing = stream_timing(stream, start_s)
     if timing is None:
@@ -118,6 +135,7 @@ def as_answer(stream: ChatStream, start_s: float, prompt_id: str = "") -> Answer
         num_committed=sum(stats.get("committed_per_cycle", ())),
         prompt_id=prompt_id,
         text=stream.text,
+        number=number,
     )
 
 
@@ -132,6 +150,7 @@ class ClosedLoop:
         is_ours: requests carry the fields that only our server knows; else the policy of a cell is
             just its name, and the server must not find prompts cached.
         keep_alive: streams reuse their connection. Some servers close it without saying so.
+        sampling: fields of every request. Where they ask for chance, a request's number is its seed.
     """
 
     def __init__(
@@ -143,15 +162,19 @@ class ClosedLoop:
         *,
         is_ours: bool = True,
         keep_alive: bool = True,
+        sampling: Mapping[str, Any] = GREEDY,
     ) -> None:
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
         self._prompts = list(prompts)
-        self._next_prompts: Iterator[Prompt] = iter(())
+        self._numbers: Iterator[int] = iter(())
         self._max_tokens = max_tokens
         self._is_ours = is_ours
         self._keep_alive = keep_alive
-        self._salts = (f"closed-loop-{number}" for number in itertools.count())
+        self._sampling = sampling
+        # Not only within a loop: two of them, or two runs against one server, may send the same prompts.
+        name = secrets.token_hex(4)
+        self._salts = (f"closed-loop-{name}-{number}" for number in itertools.count())
 
     async def run(
         self, policy: str, num_streams: int, warm_s: float, measure_s: float, first_prompt: int = 0
@@ -163,13 +186,13 @@ class ClosedLoop:
             num_streams: requests open at a time.
             warm_s: seconds before the window.
             measure_s: its length.
-            first_prompt: index of the first prompt, so that cells to be compared get the same ones.
+            first_prompt: number of the first request, counted as prompts in turn, so that cells to be
+                compared get the same ones.
 
         Raises:
             BenchError: a request failed.
         """
-        first = first_prompt % len(self._prompts)
-        self._next_prompts = itertools.cycle(self._prompts[first:] + self._prompts[:first])
+        self._numbers = itertools.count(first_prompt)
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
         connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
@@ -197,11 +220,16 @@ class ClosedLoop:
         return answers
 
     async def _request(self, session: aiohttp.ClientSession, policy: str) -> Answer | None:
-        prompt = next(self._next_prompts)
+        number = next(self._numbers)
+        prompt = self._prompts[number % len(self._prompts)]
+        sampling = self._sampling
+        if sampling["temperature"] > 0:
+            sampling = {**sampling, "seed": number}
+        common = (prompt, self._max_tokens)
         if self._is_ours:
-            body = chat_body(self._model, policy, prompt, self._max_tokens, next(self._salts))
+            body = chat_body(self._model, policy, *common, next(self._salts), sampling)
         else:
-            body = openai_body(self._model, prompt, self._max_tokens)
+            body = openai_body(self._model, *common, sampling)
         start_s, reader = time.perf_counter(), ChatStreamReader()
         async with session.post(self._url, json=body) as response:
             if response.status != 200:
@@ -209,5 +237,5 @@ class ClosedLoop:
             async for piece in response.content.iter_any():
                 stream = reader.feed(piece, time.perf_counter())
                 if stream is not None:
-                    return as_answer(stream, start_s, prompt.prompt_id)
+                    return as_answer(stream, start_s, prompt.prompt_id, number)
         raise reader.ended_early()

@@ -14,7 +14,7 @@ from typing import Any
 from loadtest.prompt_sets import Prompt
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-POLICIES = (None, "off", "static:2", "static:4", "static:8", "static:16")
+POLICIES = (None, "off", "static:2", "static:4", "static:8", "static:16", "static-tree:24")
 TEMPERATURES = (0.0, 0.0, 0.3, 0.8, 1.2)
 SYSTEM_TEXTS = ("", "Answer with numbers only.", "Think step by step, then say the answer. " * 12)
 NUM_CANARIES = 12

@@ -76,7 +76,7 @@ class EngineArgs(Section):
 
     policy: Policy = Field(
         "adaptive",
-        description="Default block policy: 'adaptive', 'table', 'static:<w>' or 'off'.",
+        description="Default block policy: 'adaptive', 'table', 'static:<w>', 'static-tree:<n>' or 'off'.",
     )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
@@ -111,7 +111,12 @@ class BlockSchedulerArgs(Section):
     target_tpot_ms: float | None = Field(
         None,
         gt=0,
-        description="Time per output token that every sequence should meet where any width makes it.",
+        description="Time per output token that every sequence should meet where any width makes it; "
+        "drafts are chains then.",
+    )
+    allows_trees: bool = Field(
+        False,
+        description="Whether 'adaptive' may draft trees; worth it where passes are bound by memory.",
     )
     sweep_s: float = Field(
         20.0,

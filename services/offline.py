@@ -185,7 +185,8 @@ def _run_batch(
     spec = make_spec(args)
     settings = gateway_settings(args, spec)
     if options.policy is not None:
-        parse_policy(options.policy, settings.all_drafters[0].max_draft_block_size)
+        drafter = settings.all_drafters[0]
+        parse_policy(options.policy, drafter.max_draft_block_size, settings.max_tree_positions)
         engine_args = args.engine.model_copy(update={"policy": options.policy})
         args = args.model_copy(update={"engine": engine_args})
     tokenizer = ChatTokenizer.load(spec.target_path)

@@ -150,7 +150,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="output JSONL (default: PROMPTS.out.jsonl)")
     parser.add_argument("--config", type=Path, default=Path("config.yaml"))
     parser.add_argument(
-        "--policy", help="adaptive, table, off or static:<w>; default from the config"
+        "--policy",
+        help="adaptive, table, off, static:<w> or static-tree:<n>; default from the config",
     )
     parser.add_argument("--max-tokens", type=_integer(1, MAX_COUNT), default=256)
     parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 is greedy")

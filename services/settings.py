@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError, InvalidRequestError
+from dflash_wire.ports import MAX_TREE_POSITIONS
 from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
@@ -55,9 +56,9 @@ def _check_pair(target: dict[str, Any], draft: dict[str, Any], drafter_path: str
             )
 
 
-def _check_policy(policy: str, max_draft_block_size: int) -> None:
+def _check_policy(policy: str, max_draft_block_size: int, max_tree_positions: int) -> None:
     try:
-        parse_policy(policy, max_draft_block_size)
+        parse_policy(policy, max_draft_block_size, max_tree_positions)
     except InvalidRequestError as error:
         raise ConfigError(f"engine.policy: {error}") from error
 
@@ -81,8 +82,9 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
     drafters = tuple(_drafter_limits(target, drafter) for drafter in spec.drafters)
     eos = generation.get("eos_token_id", target.get("eos_token_id"))
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    most_nodes = min(MAX_TREE_POSITIONS, spec.max_step_positions)
     for drafter in drafters:
-        _check_policy(args.engine.policy, drafter.max_draft_block_size)
+        _check_policy(args.engine.policy, drafter.max_draft_block_size, most_nodes)
     sampling = SamplingDefaults(
         temperature=generation.get("temperature", 1.0)
         if generation.get("do_sample", True)
@@ -96,6 +98,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         vocab_size=int(target["vocab_size"]),
         eos_token_ids=tuple(int(i) for i in eos_ids),
         max_draft_block_size=max(drafter.max_draft_block_size for drafter in drafters),
+        max_tree_positions=most_nodes,
         drafters=drafters,
         thinking_drafter=args.model.thinking_drafter,
         non_thinking_drafter=args.model.non_thinking_drafter,

@@ -42,6 +42,7 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
         "link": args.link.model_dump(),
         "features": args.features.model_dump(),
         "draft_widths": args.block_scheduler.draft_widths,
+        "has_trees": args.block_scheduler.allows_trees,
         "limits": [spec.max_rows, spec.max_step_positions, spec.num_pages, spec.page_size],
         "versions": [version(name) for name in ("dflash-serving", "torch", "transformers", "ray")],
     }
@@ -88,7 +89,8 @@ def measured_samples(
     widths = sorted({1, *(width for width in scheduler.draft_widths if width <= most)})
     logger.info("step costs: measured now, for %g s at most", scheduler.sweep_s)
     began = time.perf_counter()
-    samples = sweep(ring, limits, widths, scheduler.sweep_s)
+    blocks = tree_blocks_of(limits) if scheduler.allows_trees else ()
+    samples = sweep(ring, limits, widths, scheduler.sweep_s, tree_blocks=blocks)
     took_s = time.perf_counter() - began
     logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
     share = _share_measured(samples, limits, widths)
@@ -103,6 +105,13 @@ def measured_samples(
     elif folder is not None:
         save_samples(cost_path(folder, mine), mine, samples)
     return samples
+
+
+def tree_blocks_of(limits: EngineLimits) -> list[int]:
+    """Return the widths of the blocks that trees may come out of."""
+    most = limits.max_draft_block_size
+    blocks = {*SchedulerSettings().tree_blocks, most}
+    return sorted(block for block in blocks if 1 < block <= most)
 
 
 def _share_measured(samples: list[CostSample], limits: EngineLimits, widths: list[int]) -> float:
@@ -145,5 +154,6 @@ def scheduler_for(args: AppArgs, limits: EngineLimits, samples: list[CostSample]
         SchedulerSettings(
             draft_widths=tuple(args.block_scheduler.draft_widths),
             target_tpot_ms=args.block_scheduler.target_tpot_ms,
+            allows_trees=args.block_scheduler.allows_trees,
         ),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +61,28 @@ def accept(
         node = child
 
 
+def chain_within(parents: Sequence[int], nodes: Sequence[int]) -> tuple[int, int]:
+    """Return how the chain of first children fared in a tree: trials and hits.
+
+    Args:
+        parents: N parent nodes; of the children of a node the likeliest comes first.
+        nodes: the accepted path, anchor first.
+
+    Returns:
+        tokens of the chain up to and with the first rejected one, and how many were accepted.
+    """
+    first: dict[int, int] = {}
+    for j, parent in enumerate(parents):
+        first.setdefault(parent, j + 1)
+    for depth, node in enumerate(nodes):
+        child = first.get(node)
+        if child is None:
+            return depth, depth
+        if depth + 1 == len(nodes) or nodes[depth + 1] != child:
+            return depth + 1, depth
+    return 0, 0
+
+
 def depths(parents: Sequence[int]) -> list[int]:
     """Distance of every node from the anchor: N + 1 values, the first is 0."""
     result = [0]
@@ -75,9 +98,11 @@ def ancestor_mask(parents: Sequence[int]) -> Tensor:
         ``[N + 1, N + 1]`` bool (query, key); for a chain the lower triangle.
     """
     size = len(parents) + 1
-    if all(parent == j for j, parent in enumerate(parents)):
-        return torch.ones(size, size, dtype=torch.bool).tril_()
-    mask = torch.eye(size, dtype=torch.bool)
+    seen = [1]  # one integer per node, bit k set if it sees node k
     for j, parent in enumerate(parents):
-        mask[j + 1] |= mask[parent]
-    return mask
+        seen.append(seen[parent] | 1 << (j + 1))
+    num_bytes = -(-size // 8)
+    packed = b"".join(bits.to_bytes(num_bytes, "little") for bits in seen)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(size, num_bytes)
+    mask = np.unpackbits(rows, axis=1, count=size, bitorder="little")
+    return torch.from_numpy(mask.view(np.bool_))

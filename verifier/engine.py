@@ -17,7 +17,8 @@ from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
 from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
-from verifier.acceptance import accept, ancestor_mask, chain_parents, depths
+from dflash_wire.trees import TreeOutcome
+from verifier.acceptance import accept, ancestor_mask, chain_parents, chain_within, depths
 from verifier.target import TargetModel
 
 
@@ -32,10 +33,13 @@ class PackedRow:
     row: Row
     draft_token_ids: list[int]
     parents: list[int]
+    scores: bytes
+    """Of a tree's nodes, for whoever calibrates them."""
     is_chain: bool
     depths: list[int]
     offset: int
     width: int
+    """Positions; of a tree with few nodes, fewer than planned."""
     logits_offset: int
     num_logits: int
 
@@ -52,30 +56,49 @@ def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
     offset = logits_offset = 0
     for i, row in enumerate(plan.rows):
         draft_token_ids = drafts.draft_token_ids[i]
-        if not row.is_prefill and len(draft_token_ids) != row.width - 1:
+        num_drafts = len(draft_token_ids)
+        is_short = row.is_tree and num_drafts < row.width
+        if not row.is_prefill and num_drafts != row.width - 1 and not is_short:
             raise FatalError(
-                f"step {plan.step_id}: {len(draft_token_ids)} drafts for a row of width {row.width}"
+                f"step {plan.step_id}: {num_drafts} drafts for a row of width {row.width}"
             )
-        parents = (
-            drafts.parents[i] if drafts.parents is not None else chain_parents(len(draft_token_ids))
-        )
-        num_logits = (1 if row.samples else 0) if row.is_prefill else row.width
+        chain = chain_parents(num_drafts)
+        parents = (drafts.parents[i] if drafts.parents is not None else None) or chain
+        is_chain = row.is_prefill or parents == chain
+        if not is_chain or num_drafts >= row.most_kept:
+            check_tree(row, parents, num_drafts)
+        width = row.num_positions if row.is_prefill else num_drafts + 1
+        num_logits = (1 if row.samples else 0) if row.is_prefill else width
         packed.append(
             PackedRow(
                 row,
                 draft_token_ids,
                 parents,
-                row.is_prefill or drafts.parents is None,
-                depths(parents),
+                drafts.scores[i] if drafts.scores is not None else b"",
+                is_chain,
+                [*chain, num_drafts] if is_chain else depths(parents),
                 offset,
-                row.num_positions,
+                width,
                 logits_offset,
                 num_logits,
             )
         )
-        offset += row.num_positions
+        offset += width
         logits_offset += num_logits
     return packed
+
+
+def check_tree(row: Row, parents: list[int], num_drafts: int) -> None:
+    """Check that every path of a row's tree ends where its pages end.
+
+    Raises:
+        FatalError: it does not, or this is no tree.
+    """
+    is_tree = len(parents) == num_drafts and all(0 <= p <= j for j, p in enumerate(parents))
+    if not is_tree or max(depths(parents)) >= row.most_kept:
+        raise FatalError(
+            f"drafts of sequence {row.seq_id} are no tree of paths of {row.most_kept} positions"
+        )
 
 
 class VerifierEngine:
@@ -117,8 +140,8 @@ class VerifierEngine:
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
         chosen = self._choose(packed, hidden)
-        committed, kept, slots = self._accept(packed, chosen)
-        self._commit(plan, step, features, kept, slots, packed)
+        committed, trees, kept, slots = self._accept(packed, chosen)
+        self._commit(plan, step, features, kept, slots)
         verify_ms = (time.perf_counter() - began) * 1e3
         return StepResult(
             plan.step_id,
@@ -127,6 +150,7 @@ class VerifierEngine:
             verify_ms,
             draft_began_s=drafts.began_s,
             verify_began_s=began,
+            trees=trees if any(trees) else None,
         )
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
@@ -183,14 +207,16 @@ class VerifierEngine:
 
     def _accept(
         self, packed: list[PackedRow], chosen: list[int]
-    ) -> tuple[list[list[int]], list[int], list[Tensor]]:
-        """Committed ids per row, packed indices whose K/V are kept, and their slots."""
+    ) -> tuple[list[list[int]], list[TreeOutcome | None], list[int], list[Tensor]]:
+        """Committed ids and tree per row, packed indices whose K/V are kept, and their slots per row."""
         committed: list[list[int]] = []
+        trees: list[TreeOutcome | None] = []
         kept: list[int] = []
         slots: list[Tensor] = []
         for p in packed:
             mine = chosen[p.logits_offset : p.logits_offset + p.num_logits]
             start = p.row.start_position
+            tree = None
             if p.row.is_prefill:
                 committed.append(mine)
                 nodes = list(range(p.width))
@@ -198,9 +224,14 @@ class VerifierEngine:
                 acceptance = accept(p.draft_token_ids, mine, p.parents)
                 committed.append(acceptance.token_ids)
                 nodes = acceptance.nodes
+                if p.row.is_tree:
+                    accepted_nodes = [node - 1 for node in nodes[1:]]
+                    chain = chain_within(p.parents, nodes)
+                    tree = TreeOutcome(p.width - 1, accepted_nodes, p.scores, *chain)
+            trees.append(tree)
             kept += [p.offset + node for node in nodes]
             slots.append(self.pool.slots(p.row.page_ids, start, start + len(nodes)))
-        return committed, kept, slots
+        return committed, trees, kept, slots
 
     def _commit(
         self,
@@ -209,16 +240,17 @@ class VerifierEngine:
         features: Tensor,
         kept: list[int],
         slots: list[Tensor],
-        packed: list[PackedRow],
     ) -> None:
-        """Write the accepted path's K/V into pages, and its features to the front of the row's range."""
+        """Write the accepted path's K/V into pages, and its features to the front of the row's range.
+
+        That range is the planned one: a tree may have turned out smaller.
+        """
         device = self.pool.device
         index = torch.tensor(kept, dtype=torch.int64, device=device)
         step_kv = torch.stack(step.step_kv)  # [L, T, 2, G, D]
         self.pool.write(torch.cat(slots), step_kv[:, index])
         places: list[int] = []
-        for p, row_slots in zip(packed, slots, strict=True):
-            first = plan.feature_base + p.offset
+        for first, row_slots in zip(plan.feature_offsets(), slots, strict=True):
             places += range(first, first + row_slots.shape[0])
         self.feature_pool.index_copy_(
             0, torch.tensor(places, device=device), features[index].to(self.feature_pool.dtype)

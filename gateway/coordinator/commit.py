@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 from dflash_wire.errors import FatalError
 from dflash_wire.records import CycleStats, FinishReason, Row, StepPlan, StepResult
+from dflash_wire.trees import TreeOutcome
 from gateway.coordinator.sequence import PendingIngest, Sequence
 
 
@@ -14,11 +17,39 @@ class RowCommit(NamedTuple):
 
     token_ids: list[int]
     finish_reason: FinishReason | None
+    num_draft_tokens: int
+    """Verified drafts of a verify row; 0 for a prefill row."""
     num_accepted_drafts: int
-    """Committed drafts of a verify row; 0 for a prefill row."""
+    """Those of them that were accepted and committed."""
     num_shareable: int
     """Positions that every pool holds now: what this step read and what it wrote, as far as no drafter has to
     ingest it first."""
+
+
+class RowResult(NamedTuple):
+    """What a step's result says of one row."""
+
+    row: Row
+    token_ids: list[int]
+    """The verifier's tokens for it, not clipped."""
+    feature_offset: int
+    """FeaturePool row of the row's first position."""
+    tree: TreeOutcome | None
+    """Of a tree row."""
+
+
+def row_results(plan: StepPlan, result: StepResult) -> Iterator[RowResult]:
+    """Yield what a result, which has as many rows as the plan, says of each."""
+    trees = repeat(None) if result.trees is None else result.trees
+    return map(RowResult, plan.rows, result.committed_token_ids, plan.feature_offsets(), trees)
+
+
+def num_verified_positions(plan: StepPlan, result: StepResult) -> int:
+    """Packed target positions of a landed step: trees had as many nodes as they were given."""
+    if result.trees is None:
+        return plan.num_positions
+    pairs = zip(plan.rows, result.trees, strict=True)
+    return sum(row.num_positions if tree is None else 1 + tree.num_nodes for row, tree in pairs)
 
 
 def check_result(plan: StepPlan, result: StepResult) -> None:
@@ -32,8 +63,15 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
     num_results = len(result.committed_token_ids)
     if num_results != len(plan.rows):
         raise FatalError(f"The engine answered {num_results} rows of {len(plan.rows)}.")
-    for row, token_ids in zip(plan.rows, result.committed_token_ids, strict=True):
-        most = int(row.samples) if row.is_prefill else row.width
+    if result.trees is not None and len(result.trees) != num_results:
+        raise FatalError(f"The engine answered {len(result.trees)} trees for {num_results} rows.")
+    trees = repeat(None) if result.trees is None else result.trees
+    for row, token_ids, tree in zip(plan.rows, result.committed_token_ids, trees, strict=False):
+        if row.is_tree != (tree is not None):
+            raise FatalError("The engine verified other trees than were planned.")
+        if tree is not None and not len(token_ids) - 1 <= tree.num_nodes < row.width:
+            raise FatalError(f"The engine verified {tree.num_nodes} nodes in a row of {row.width}.")
+        most = int(row.samples) if row.is_prefill else row.most_kept
         least = most if row.is_prefill else 1
         if not least <= len(token_ids) <= most:
             raise FatalError(
@@ -51,17 +89,14 @@ def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRea
     return token_ids, FinishReason.LENGTH if is_full else None
 
 
-def commit_row(
-    sequence: Sequence, row: Row, token_ids: list[int], feature_offset: int
-) -> RowCommit:
+def commit_row(sequence: Sequence, result: RowResult) -> RowCommit:
     """Commit one row's tokens. Mutates tokens and cache state.
 
     Args:
         sequence: the row's owner.
-        row: the row as it was planned.
-        token_ids: the verifier's tokens for it, not clipped; checked by ``check_result``.
-        feature_offset: FeaturePool row of the row's first position.
+        result: checked by ``check_result``.
     """
+    row, token_ids, feature_offset, tree = result
     committed, finish_reason = clip(sequence, token_ids) if token_ids else (token_ids, None)
     # A verify row's inputs are the anchor and the accepted drafts: as many as it commits unclipped.
     num_cached = row.num_positions if row.is_prefill else len(token_ids)
@@ -74,16 +109,19 @@ def commit_row(
         num_shareable = pending[0].start_position if pending else row.start_position
         if finish_reason is None:
             sequence.add_pending(PendingIngest(feature_offset, num_cached, row.start_position))
-    num_accepted_drafts = 0 if row.is_prefill else min(len(token_ids) - 1, len(committed))
+    num_draft_tokens = num_accepted_drafts = 0
+    if not row.is_prefill:
+        num_draft_tokens = row.width - 1 if tree is None else tree.num_nodes
+        num_accepted_drafts = min(len(token_ids) - 1, len(committed))
     # A row that ended early wrote positions behind its last token.
     num_shareable = min(num_shareable, sequence.num_committed)
-    return RowCommit(committed, finish_reason, num_accepted_drafts, num_shareable)
+    return RowCommit(committed, finish_reason, num_draft_tokens, num_accepted_drafts, num_shareable)
 
 
-def cycle_stats(row: Row, commit: RowCommit, result: StepResult, wall_ms: float) -> CycleStats:
+def cycle_stats(commit: RowCommit, result: StepResult, wall_ms: float) -> CycleStats:
     """What a verify row's cycle was and cost, of which ``wall_ms`` passed since it began."""
     return CycleStats(
-        num_draft_tokens=row.width - 1,
+        num_draft_tokens=commit.num_draft_tokens,
         num_accepted_drafts=commit.num_accepted_drafts,
         num_committed=len(commit.token_ids),
         draft_ms=result.draft_ms,

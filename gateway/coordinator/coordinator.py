@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dflash_wire.drafters import find_drafter
 from dflash_wire.errors import (
     DFlashError,
     EngineUnavailableError,
@@ -25,20 +24,26 @@ from dflash_wire.records import (
     TokenChunk,
 )
 from gateway.coordinator.block_scheduler.build import build_scheduler
-from gateway.coordinator.block_scheduler.records import RowOutcome
+from gateway.coordinator.block_scheduler.records import RowOutcome, TreeRowOutcome
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.cohorts import CohortChooser
-from gateway.coordinator.commit import RowCommit, check_result, commit_row, cycle_stats
-from gateway.coordinator.feedback import StepClock, row_outcome, step_outcome
+from gateway.coordinator.commit import (
+    RowCommit,
+    check_result,
+    commit_row,
+    cycle_stats,
+    num_verified_positions,
+    row_results,
+)
+from gateway.coordinator.feedback import StepClock, outcome_of, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.learning import Learning
 from gateway.coordinator.outbox import Outbox, engine_error
 from gateway.coordinator.planner import Planner
-from gateway.coordinator.policy import parse_policy
 from gateway.coordinator.recorder import Flight, FlightRecorder, cycle_began, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
 from gateway.coordinator.stats import AcceptanceCounters, EngineCounters, EngineSnapshot
-from gateway.coordinator.validation import check_engine, check_request
+from gateway.coordinator.validation import check_engine, check_request, choose_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +126,7 @@ class Coordinator:
             ClientError: as ``submit``.
         """
         max_length = check_request(request, self._limits)
-        policy_text = self._default_policy if request.policy is None else request.policy
-        drafters = self._limits.all_drafters
-        drafter = find_drafter(drafters, request.drafter)
-        policy = parse_policy(policy_text, drafters[drafter].max_draft_block_size)
+        drafter, policy = choose_drafter(request, self._default_policy, self._limits)
         return Sequence(request, max_length, policy, self._limits.page_size, drafter)
 
     def set_policy(self, policy: str) -> None:
@@ -296,7 +298,7 @@ class Coordinator:
         self._counters.count_times(
             1e3 * (flight.sent - flight.started), 1e3 * (landed - flight.sent), result
         )
-        self._cohorts.count(plan.num_positions, landed)
+        self._cohorts.count(num_verified_positions(plan, result), landed)
         step_ms = self._step_clock.landed(landed, plan.num_cohorts)
         self._commit(flight, result, step_ms)
         self._counters.commit_ms += 1e3 * (self._clock() - landed)
@@ -306,23 +308,21 @@ class Coordinator:
         """Commit all rows, learn of them, then take the time: their cycles carry all of it; then emit."""
         planned = flight.planned
         commits: list[tuple[Sequence, Row, RowCommit]] = []
-        outcomes: list[RowOutcome] = []
-        feature_offset = planned.plan.feature_base
-        for sequence, row, token_ids in zip(
-            planned.sequences, planned.plan.rows, result.committed_token_ids, strict=True
-        ):
+        outcomes: list[RowOutcome | TreeRowOutcome] = []
+        results = row_results(planned.plan, result)
+        for sequence, row_result in zip(planned.sequences, results, strict=True):
+            row = row_result.row
             try:
                 # One that was cancelled while it was in flight has given up its pages.
                 if self._planner.is_running(sequence):
-                    commit = commit_row(sequence, row, token_ids, feature_offset)
+                    commit = commit_row(sequence, row_result)
                     self._counters.count_row(row, commit, sequence.context)
                     self._planner.keep_prefix(sequence, commit.num_shareable)
                     commits.append((sequence, row, commit))
                     if not row.is_prefill:
-                        outcomes.append(row_outcome(sequence, row, token_ids, commit))
+                        outcomes.append(outcome_of(sequence, row_result, commit))
             except Exception as error:
                 self._end_with_error(sequence, error, "cannot commit")
-            feature_offset += row.num_positions
         # Before sequences end: the scheduler forgets them then.
         self.learning.add(step_outcome(planned, outcomes, result, step_ms))
         committed_at = self._clock()
@@ -330,7 +330,7 @@ class Coordinator:
             cycle = None
             if not row.is_prefill:
                 wall_ms = 1e3 * (committed_at - cycle_began(sequence, flight))
-                cycle = cycle_stats(row, commit, result, wall_ms)
+                cycle = cycle_stats(commit, result, wall_ms)
                 sequence.stats.add(cycle)
                 sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)

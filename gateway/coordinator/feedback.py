@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dflash_wire.records import Row, StepResult
-from gateway.coordinator.block_scheduler.records import RowOutcome, StepOutcome
-from gateway.coordinator.commit import RowCommit
+from dflash_wire.records import FinishReason, Row, StepResult
+from gateway.coordinator.block_scheduler.records import RowOutcome, StepOutcome, TreeRowOutcome
+from gateway.coordinator.commit import RowCommit, RowResult, num_verified_positions
 from gateway.coordinator.planner import PlannedStep
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.widths import traffic_class
+
+EVEN = 0.9
+"""A step's time counts if the drafter fills so much of what it would if all blocks were as wide."""
 
 
 class StepClock:
@@ -50,7 +53,11 @@ def num_fair_trials(row: Row, token_ids: list[int], commit: RowCommit) -> int:
 def row_outcome(
     sequence: Sequence, row: Row, token_ids: list[int], commit: RowCommit
 ) -> RowOutcome:
-    """What one verify row says about drafts."""
+    """What one verify row says about drafts.
+
+    Args:
+        row: a chain. What a tree commits says nothing of chains: a second sibling may have been right.
+    """
     return RowOutcome(
         sequence.seq_id,
         traffic_class(sequence),
@@ -61,25 +68,83 @@ def row_outcome(
     )
 
 
+def outcome_of(
+    sequence: Sequence, result: RowResult, commit: RowCommit
+) -> RowOutcome | TreeRowOutcome:
+    """What one verify row says about drafts."""
+    if result.tree is not None:
+        return tree_outcome(sequence, result, commit)
+    return row_outcome(sequence, result.row, result.token_ids, commit)
+
+
+def tree_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> TreeRowOutcome:
+    """What one tree row says about trees."""
+    tree, num_tokens = result.tree, len(result.token_ids)
+    assert tree is not None
+    is_cut = commit.finish_reason is FinishReason.STOP and len(commit.token_ids) < num_tokens
+    return TreeRowOutcome(
+        sequence.seq_id,
+        traffic_class(sequence),
+        result.row.drafted_width,
+        tree.num_nodes,
+        tree.accepted_nodes,
+        tree.scores,
+        num_tokens,
+        is_cut,
+        tree.chain_trials,
+        tree.chain_hits,
+    )
+
+
 def step_outcome(
-    planned: PlannedStep, rows: Iterable[RowOutcome], result: StepResult, step_ms: float | None
+    planned: PlannedStep,
+    outcomes: Iterable[RowOutcome | TreeRowOutcome],
+    result: StepResult,
+    step_ms: float | None,
 ) -> StepOutcome:
     """Put a step's outcome together."""
     plan = planned.plan
+    rows, trees = list[RowOutcome](), list[TreeRowOutcome]()
+    for outcome in outcomes:
+        if isinstance(outcome, TreeRowOutcome):
+            trees.append(outcome)
+        else:
+            rows.append(outcome)
     verify_rows = [row for row in plan.rows if not row.is_prefill]
     num_prefill = sum(row.num_positions for row in plan.rows if row.is_prefill)
-    widths = {row.drafted_width for row in verify_rows}
     return StepOutcome(
         decision=planned.decision,
-        rows=list(rows),
+        rows=rows,
         num_rows=len(verify_rows),
-        num_positions=plan.num_positions,
+        num_positions=num_verified_positions(plan, result),
         num_prefill_positions=num_prefill,
         context=sum(row.start_position + 1 for row in verify_rows),
         num_cohorts=plan.num_cohorts,
-        draft_width=max(widths, default=1),
+        draft_width=_priced_width(planned, verify_rows),
         draft_ms=result.draft_ms,
         verify_ms=result.verify_ms,
-        # Blocks of several widths cost something between: no cell of the cost model is theirs.
-        step_ms=step_ms if len(widths) == 1 else None,
+        step_ms=step_ms if _has_price(planned, verify_rows) else None,
+        trees=trees,
     )
+
+
+def _priced_width(planned: PlannedStep, rows: list[Row]) -> int:
+    """The draft width that a step is a case of; trees that share nodes have one to themselves."""
+    tree = planned.decision.tree if planned.decision else None
+    if planned.plan.node_budget is not None and tree is not None:
+        return tree.draft_width
+    return max((row.drafted_width for row in rows), default=1)
+
+
+def _has_price(planned: PlannedStep, rows: list[Row]) -> bool:
+    """Whether a step's time says anything: blocks of several widths cost something between.
+
+    Rows near their end have narrower blocks, which a few of many may.
+    """
+    if not rows:
+        return False
+    drafted = [row.drafted_width for row in rows]
+    has_budget = planned.plan.node_budget is not None
+    widest = planned.decision.draft_width if planned.decision and has_budget else max(drafted)
+    is_even = sum(drafted) >= EVEN * len(rows) * widest
+    return is_even and (has_budget or not any(row.is_tree for row in rows))

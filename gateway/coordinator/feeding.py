@@ -21,7 +21,7 @@ class FeatureRoom:
     still waits there can be ingested by that same step, before it overwrites it.
 
     Args:
-        half_size: rows of a half, at least the positions of any step.
+        half_size: rows of a half, at least those of any step.
     """
 
     half_size: int
@@ -30,14 +30,14 @@ class FeatureRoom:
     _num_steps: int = 0
     """Since all waiting features were taken in."""
 
-    def place(self, num_positions: int) -> tuple[int, bool]:
+    def place(self, num_features: int) -> tuple[int, bool]:
         """Return the first row for a step's features, and whether all that wait are due in it. Mutates."""
         self._num_steps += 1
         is_due = self._num_steps >= MOST_STEPS
-        if self._num_used + num_positions > self.half_size:
+        if self._num_used + num_features > self.half_size:
             self._half, self._num_used, is_due = 1 - self._half, 0, True
         if is_due:
             self._num_steps = 0
         first = self._half * self.half_size + self._num_used
-        self._num_used += num_positions
+        self._num_used += num_features
         return first, is_due

@@ -12,7 +12,7 @@ from gateway.coordinator.learning import Learning
 from gateway.coordinator.page_allocator import PageAllocator
 from gateway.coordinator.sequence import Sequence
 from gateway.coordinator.waiting import WaitingQueue
-from gateway.coordinator.widths import RowWidth, WidthChooser
+from gateway.coordinator.widths import RowWidth, WidthChooser, map_of, node_budget
 
 PREFILL_SHARE = 4
 """One in this many positions goes to prefill in the step after one that had none left for it."""
@@ -60,7 +60,7 @@ class Planner:
     ) -> None:
         self._limits = limits
         blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
-        self.widths = WidthChooser(blocks, learning)
+        self.widths = WidthChooser(blocks, limits.max_tree_positions, learning)
         self._caches_prefixes = caches_prefixes
         self.pages = self._new_pages()
         self.waiting = WaitingQueue()
@@ -172,9 +172,10 @@ class Planner:
             budget = self._limits.max_step_positions
             share = max(1, budget // PREFILL_SHARE) if self._prefill_starved else 0
             self._add_verify_rows(planned, budget - share)
-            self._add_prefill_rows(planned, budget - planned.plan.num_positions)
+            used = max(planned.plan.num_positions, planned.plan.num_features)
+            self._add_prefill_rows(planned, budget - used)
         if planned.plan.rows:
-            base, is_due = self._features.place(planned.plan.num_positions)
+            base, is_due = self._features.place(planned.plan.num_features)
             planned.plan.feature_base = base
             planned.plan.ingests = self._take_ingests(planned.plan, is_due)
         for sequence in planned.sequences:
@@ -191,16 +192,21 @@ class Planner:
         return self.running.get(sequence.seq_id) is sequence
 
     def _add_verify_rows(self, planned: PlannedStep, budget: int) -> None:
+        sharing: list[int] = []
         # By rank: a victim comes after the row that needs its pages, so it has no row yet.
         for row in sorted(self._select(planned, budget), key=lambda row: row.sequence.rank):
             sequence = row.sequence
             if sequence.seq_id not in self.running:
                 continue
             try:
-                if self._grow(sequence, sequence.anchor_position + row.width):
+                end = sequence.anchor_position + min(row.width, row.draft_width)
+                if self._grow(sequence, end):
                     planned.add(sequence, self._verify_row(row))
+                    sharing.append(map_of(row, planned.decision))
             except Exception as error:
                 self._fail(planned, sequence, error)
+
+        planned.plan.node_budget = node_budget(sharing, planned.decision)
 
     def _select(self, planned: PlannedStep, budget: int) -> list[RowWidth]:
         """Choose decoding sequences and their widths, round-robin when they exceed the budget."""
@@ -239,6 +245,7 @@ class Planner:
             sampling=sequence.request.sampling,
             drafter=sequence.drafter,
             draft_width=row.draft_width,
+            is_tree=row.is_tree,
         )
 
     def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:

@@ -1,6 +1,7 @@
-"""Block policies: how wide a draft block a sequence gets in its next cycle.
+"""Block policies: how many draft tokens a sequence gets in its next cycle, as a chain or as a tree.
 
-A width counts the anchor: width w means w - 1 draft tokens, width 1 is plain decoding.
+A width counts the anchor: width w means w - 1 draft tokens, width 1 is plain decoding. That of a tree counts
+its nodes likewise; it may exceed the draft block, which limits how deep a tree is and not how wide.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_wire.errors import InvalidRequestError
+from dflash_wire.ports import MAX_TREE_POSITIONS
 from dflash_wire.records import GenerationStats
 
 POLICY_PARAM = "dflash.policy"
 MIN_STATIC_WIDTH = 2
 
-_STATIC = re.compile(r"static:([0-9]{1,6})")
+_STATIC = re.compile(r"static(-tree)?:([0-9]{1,6})")
 
 
 class BlockPolicy(Protocol):
@@ -28,6 +30,10 @@ class BlockPolicy(Protocol):
     @property
     def may_draft(self) -> bool:
         """Whether ``width`` can ever exceed 1; if not, the drafter keeps no context of the sequence."""
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether its drafts are trees."""
 
     def width(self, stats: GenerationStats, num_verify_rows: int) -> int | None:
         """Return the width of the sequence's next cycle, before clipping at its length limit.
@@ -42,7 +48,7 @@ class BlockPolicy(Protocol):
             num_verify_rows: sequences ready to be verified in this step, this one included.
 
         Returns:
-            1 to the draft model's block size.
+            1 to the draft model's block size; of a tree, to what a step holds.
         """
 
 
@@ -51,11 +57,14 @@ class StaticPolicy:
     """The same width in every cycle; width 1 is the policy ``off``."""
 
     draft_width: int
+    is_tree: bool = False
 
     @property
     def name(self) -> str:
-        """``off`` or ``static:<w>``."""
-        return "off" if self.draft_width == 1 else f"static:{self.draft_width}"
+        """``off``, ``static:<w>`` or ``static-tree:<n>``."""
+        if self.draft_width == 1:
+            return "off"
+        return f"static-tree:{self.draft_width}" if self.is_tree else f"static:{self.draft_width}"
 
     @property
     def may_draft(self) -> bool:
@@ -72,6 +81,7 @@ class ScheduledPolicy:
     """The block scheduler decides, step by step: by expected tokens per second, or by its table."""
 
     name: str
+    is_tree: bool = False
 
     @property
     def may_draft(self) -> bool:
@@ -83,30 +93,41 @@ class ScheduledPolicy:
 
 
 ADAPTIVE = ScheduledPolicy("adaptive")
+CHAINS = ScheduledPolicy("adaptive-chain")
+"""As ``adaptive``, without trees; neither are there for whoever shares a step with such a row."""
 TABLE = ScheduledPolicy("table")
 
 
-def parse_policy(text: str, max_draft_block_size: int) -> BlockPolicy:
+def parse_policy(
+    text: str, max_draft_block_size: int, max_tree_positions: int = MAX_TREE_POSITIONS
+) -> BlockPolicy:
     """Build the policy that ``text`` names.
 
     Args:
-        text: ``adaptive``, ``table``, ``off`` or ``static:<w>``.
+        text: ``adaptive``, ``adaptive-chain``, ``table``, ``off``, ``static:<w>`` or ``static-tree:<n>``.
         max_draft_block_size: the draft model's trained block size, anchor included.
+        max_tree_positions: largest tree that a step holds, anchor included.
 
     Raises:
-        InvalidRequestError: ``text`` names no policy, or a width this drafter was not trained for.
+        InvalidRequestError: ``text`` names no policy, a width this drafter was not trained for, or too large
+            a tree.
     """
     if text == "off":
         return StaticPolicy(1)
-    for scheduled in (ADAPTIVE, TABLE):
+    for scheduled in (ADAPTIVE, CHAINS, TABLE):
         if text == scheduled.name:
             return scheduled
     match = _STATIC.fullmatch(text)
-    if match and MIN_STATIC_WIDTH <= int(match[1]) <= max_draft_block_size:
-        return StaticPolicy(int(match[1]))
+    if match:
+        is_tree, width = match[1] is not None, int(match[2])
+        # A drafter without a block has no tree either.
+        most = max_tree_positions if is_tree and max_draft_block_size > 1 else max_draft_block_size
+        if MIN_STATIC_WIDTH <= width <= most:
+            return StaticPolicy(width, is_tree)
     raise InvalidRequestError(
-        f"Unknown block policy {text!r}: use 'adaptive', 'table', 'off' or 'static:<w>' with w from "
-        f"{MIN_STATIC_WIDTH} to {max_draft_block_size}.",
+        f"Unknown block policy {text!r}: use 'adaptive', 'adaptive-chain', 'table', 'off', 'static:<w>' "
+        f"with w from {MIN_STATIC_WIDTH} to {max_draft_block_size}, or 'static-tree:<n>' with n from "
+        f"{MIN_STATIC_WIDTH} to {max_tree_positions}.",
         POLICY_PARAM,
     )
 

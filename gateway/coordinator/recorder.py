@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from dflash_wire.records import StepRecord, StepResult
+from gateway.coordinator.commit import num_verified_positions
 from gateway.coordinator.planner import PlannedStep
 from gateway.coordinator.sequence import Sequence
 
@@ -42,7 +43,7 @@ def step_record(
         step_id=plan.step_id,
         num_cohorts=plan.num_cohorts,
         num_rows=len(plan.rows),
-        num_positions=plan.num_positions,
+        num_positions=num_verified_positions(plan, result),
         num_prefill_positions=sum(row.num_positions for row in plan.rows if row.is_prefill),
         num_committed=sum(map(len, result.committed_token_ids)),
         planning_s=flight.started,

@@ -22,11 +22,11 @@ class AcceptanceCounters:
     num_draft_tokens: int = 0
     num_accepted_drafts: int = 0
 
-    def count_cycle(self, row: Row, commit: RowCommit) -> None:
+    def count_cycle(self, commit: RowCommit) -> None:
         """Add one committed verify row. Mutates."""
         self.num_cycles += 1
         self.num_cycle_tokens += len(commit.token_ids)
-        self.num_draft_tokens += row.width - 1
+        self.num_draft_tokens += commit.num_draft_tokens
         self.num_accepted_drafts += commit.num_accepted_drafts
 
 
@@ -50,7 +50,7 @@ class EngineCounters(AcceptanceCounters):
     by_drafter: list[AcceptanceCounters] = field(default_factory=list)
     """Index i counts the cycles of sequences that drafter i drafts for; plain decoding is not in it."""
     accepted_drafts_by_position: list[int] = field(default_factory=list)
-    """Index j counts cycles whose draft token j (0-based, after the anchor) was committed."""
+    """Index j counts cycles that committed more than j drafts."""
     plan_ms: float = 0.0
     ring_ms: float = 0.0
     """Time the driver waited for the ring; contains ``draft_ms`` and ``verify_ms``."""
@@ -65,9 +65,9 @@ class EngineCounters(AcceptanceCounters):
         if row.is_prefill:
             self.num_prefill_tokens += row.num_positions
             return
-        self.count_cycle(row, commit)
+        self.count_cycle(commit)
         if drafter is not None:
-            self.by_drafter[drafter].count_cycle(row, commit)
+            self.by_drafter[drafter].count_cycle(commit)
         for position in range(commit.num_accepted_drafts):
             self.accepted_drafts_by_position[position] += 1
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dflash_wire.drafters import find_drafter
 from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import GenerationRequest
-from gateway.coordinator.policy import parse_policy
+from gateway.coordinator.policy import BlockPolicy, parse_policy
 
 
 def check_limits(limits: EngineLimits) -> None:
@@ -73,6 +74,20 @@ def check_request(request: GenerationRequest, limits: EngineLimits) -> int:
     return max_length
 
 
+def choose_drafter(
+    request: GenerationRequest, default_policy: str, limits: EngineLimits
+) -> tuple[int, BlockPolicy]:
+    """Return the index of the drafter that drafts for a request, and the request's policy.
+
+    Raises:
+        InvalidRequestError: no such drafter or policy, or the one cannot follow the other.
+    """
+    drafter = find_drafter(limits.all_drafters, request.drafter)
+    text = default_policy if request.policy is None else request.policy
+    most = limits.all_drafters[drafter].max_draft_block_size
+    return drafter, parse_policy(text, most, limits.max_tree_positions)
+
+
 def check_default_policy(text: str, limits: EngineLimits) -> None:
     """Refuse a default policy that one of the drafters cannot follow.
 
@@ -81,6 +96,6 @@ def check_default_policy(text: str, limits: EngineLimits) -> None:
     """
     try:
         for drafter in limits.all_drafters:
-            parse_policy(text, drafter.max_draft_block_size)
+            parse_policy(text, drafter.max_draft_block_size, limits.max_tree_positions)
     except InvalidRequestError as error:
         raise ConfigError(f"The default policy cannot work: {error}") from error

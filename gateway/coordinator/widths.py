@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence as Sequences
 from typing import NamedTuple
 
+from dflash_wire.trees import NodeBudget
 from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad
 from gateway.coordinator.learning import Learning
-from gateway.coordinator.policy import TABLE, BlockPolicy, cycle_width, parse_policy
+from gateway.coordinator.policy import ADAPTIVE, TABLE, BlockPolicy, cycle_width, parse_policy
 from gateway.coordinator.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -22,9 +23,12 @@ class RowWidth(NamedTuple):
 
     sequence: Sequence
     width: int
-    """Verified positions, anchor included."""
+    """Verified positions, anchor included; of a tree, at most so many."""
     draft_width: int
-    """Block that the drafter fills; at least ``width``."""
+    """Block that the drafter fills; of a chain, at least ``width``."""
+    is_tree: bool = False
+    shares_nodes: bool = False
+    """Its nodes come out of the step's budget."""
 
 
 class StepWidths(NamedTuple):
@@ -35,6 +39,21 @@ class StepWidths(NamedTuple):
     """The block scheduler's, if it had anything to decide."""
     failures: list[tuple[Sequence, Exception]]
     """Sequences whose policy failed."""
+
+
+def map_of(row: RowWidth, decision: Decision | None) -> int:
+    """Which of the maps that ``node_budget`` gives the drafter is a row's; -1: it does not share nodes."""
+    if decision is None or decision.tree is None or not row.shares_nodes:
+        return -1
+    return list(decision.tree.acceptance).index(traffic_class(row.sequence))
+
+
+def node_budget(sharing: list[int], decision: Decision | None) -> NodeBudget | None:
+    """Return what the drafter shares out among rows with these maps; None if none of them shares."""
+    if decision is None or decision.tree is None or max(sharing, default=-1) < 0:
+        return None
+    tree = decision.tree
+    return NodeBudget(sharing, tree.num_nodes, tree.step_ms, list(tree.acceptance.values()))
 
 
 def traffic_class(sequence: Sequence) -> str:
@@ -51,12 +70,16 @@ class WidthChooser:
 
     Args:
         max_widths: draft block of each drafter.
+        max_tree_positions: largest tree of a policy.
         learning: of the block scheduler, which decides for sequences whose policy fixes no width.
     """
 
-    def __init__(self, max_widths: Sequences[int], learning: Learning) -> None:
+    def __init__(
+        self, max_widths: Sequences[int], max_tree_positions: int, learning: Learning
+    ) -> None:
         self._default: BlockPolicy | None = None
         self._max_widths = list(max_widths)
+        self._max_tree_positions = max_tree_positions
         self._learning = learning
 
     def set_default(self, text: str) -> None:
@@ -68,7 +91,8 @@ class WidthChooser:
         Raises:
             InvalidRequestError: no such policy, or a drafter cannot follow it.
         """
-        policies = [parse_policy(text, most) for most in self._max_widths]
+        most_nodes = self._max_tree_positions
+        policies = [parse_policy(text, most, most_nodes) for most in self._max_widths]
         self._default = policies[0]
 
     def policy_of(self, sequence: Sequence) -> BlockPolicy:
@@ -98,22 +122,23 @@ class WidthChooser:
             num_prefill_positions: expected beside them.
             num_cohorts: steps in flight.
         """
-        taken: list[tuple[Sequence, int | None]] = []
+        taken: list[tuple[Sequence, RowWidth | None]] = []
         failures: list[tuple[Sequence, Exception]] = []
         for sequence in candidates:
             try:
-                width = self._fixed_width(sequence, num_verify_rows)
+                fixed = self._fixed_width(sequence, num_verify_rows)
             except Exception as error:
                 failures.append((sequence, error))
                 continue
-            if (width or 1) > budget:
+            width = fixed.width if fixed else 1
+            if width > budget:
                 break
-            budget -= width or 1
-            taken.append((sequence, width))
+            budget -= width
+            taken.append((sequence, fixed))
         rows, decision = self._with_scheduled(taken, budget, num_prefill_positions, num_cohorts)
         return StepWidths(rows, decision, failures)
 
-    def _fixed_width(self, sequence: Sequence, num_verify_rows: int) -> int | None:
+    def _fixed_width(self, sequence: Sequence, num_verify_rows: int) -> RowWidth | None:
         most, policy = self._max_widths[sequence.drafter], self.policy_of(sequence)
         if policy is TABLE:
             wanted: int | None = min(most, self._learning.scheduler.table.width(num_verify_rows))
@@ -121,41 +146,41 @@ class WidthChooser:
             wanted = policy.width(sequence.stats, num_verify_rows)
         if wanted is None:
             return None
-        if not 1 <= wanted <= most:
+        if not 1 <= wanted <= (self._max_tree_positions if policy.is_tree else most):
             raise ValueError(f"policy {policy.name} asked for width {wanted}")
-        return cycle_width(wanted, sequence.num_remaining)
+        drafted = cycle_width(min(wanted, most), sequence.num_remaining)
+        if policy.is_tree and drafted > 1:  # what remains limits its depth
+            return RowWidth(sequence, wanted, drafted, is_tree=True)
+        return RowWidth(sequence, drafted, drafted)
 
     def _with_scheduled(
         self,
-        taken: list[tuple[Sequence, int | None]],
+        taken: list[tuple[Sequence, RowWidth | None]],
         left: int,
         num_prefill_positions: int,
         num_cohorts: int,
     ) -> tuple[list[RowWidth], Decision | None]:
-        open_rows = [sequence for sequence, width in taken if width is None]
+        open_rows = [sequence for sequence, row in taken if row is None]
+        fixed = [row for _, row in taken if row is not None]
         if not open_rows:
-            return [RowWidth(s, w, w) for s, w in taken if w is not None], None
-        fixed = [(sequence, width) for sequence, width in taken if width is not None]
+            return fixed, None
         load = StepLoad(
             num_fixed_rows=len(fixed),
-            num_fixed_positions=sum(width for _, width in fixed),
-            fixed_context=sum(sequence.num_committed for sequence, _ in fixed),
-            fixed_draft_width=max((width for _, width in fixed), default=1),
+            num_fixed_positions=sum(row.width for row in fixed),
+            fixed_context=sum(row.sequence.num_committed for row in fixed),
+            fixed_draft_width=max((row.draft_width for row in fixed), default=1),
             num_prefill_positions=num_prefill_positions,
             num_cohorts=num_cohorts,
             max_positions=len(open_rows) + left,
+            allows_trees=self._may_be_trees(open_rows, len(open_rows) + left),
         )
         decision = self._decide(open_rows, load)
         widths = iter(decision.widths if decision else [1] * len(open_rows))
         rows = []
-        for sequence, width in taken:
-            if width is None:
-                width = next(widths)
-                drafted = decision.draft_width if decision else 1
-                drafted = max(width, cycle_width(drafted, sequence.num_remaining))
-                rows.append(RowWidth(sequence, width, drafted))
-            else:
-                rows.append(RowWidth(sequence, width, width))
+        for sequence, row in taken:
+            if row is None:
+                row = _scheduled(sequence, next(widths), decision)
+            rows.append(row)
         return rows, decision
 
     def _decide(self, rows: list[Sequence], load: StepLoad) -> Decision | None:
@@ -168,6 +193,26 @@ class WidthChooser:
             logger.exception("the block scheduler failed; %d rows decode plainly", len(rows))
             return None
 
+    def _may_be_trees(self, rows: list[Sequence], most_features: int) -> bool:
+        """Whether one drafter can share nodes out among all rows, and all want that."""
+        drafter = rows[0].drafter
+        # Any row may turn out to keep a whole block, so each needs room for that in the FeaturePool.
+        has_room = len(rows) * self._max_widths[drafter] <= most_features
+        return has_room and all(
+            row.drafter == drafter and self.policy_of(row) is ADAPTIVE for row in rows
+        )
+
     def _row_state(self, sequence: Sequence) -> RowState:
         most = cycle_width(self._max_widths[sequence.drafter], sequence.num_remaining)
         return RowState(sequence.seq_id, traffic_class(sequence), most, sequence.num_committed)
+
+
+def _scheduled(sequence: Sequence, width: int, decision: Decision | None) -> RowWidth:
+    """A row as the block scheduler decided."""
+    drafted = cycle_width(decision.draft_width if decision else 1, sequence.num_remaining)
+    tree = decision.tree if decision else None
+    if tree is None:
+        return RowWidth(sequence, width, max(width, drafted))
+    if drafted == 1:
+        return RowWidth(sequence, 1, 1)
+    return RowWidth(sequence, tree.most_width, drafted, is_tree=True, shares_nodes=True)

@@ -85,7 +85,7 @@ class Scenario:
 
 def simulate(policy: Policy, scenario: Scenario) -> RunRecord:
     """Play ``scenario`` against ``policy``; the same seed gives the same requests, luck and noise."""
-    return _Run(policy, scenario).play()
+    return Run(policy, scenario).play()
 
 
 class Streams:
@@ -166,8 +166,11 @@ class Streams:
         self._next_seq_id += 1
 
 
-class _Run:
+class Run:
     """One policy in one scenario. Owner of the streams and of everything that is recorded."""
+
+    has_trees = False
+    """Whether policies may ask for trees (see ``trees.TreeRun``)."""
 
     def __init__(self, policy: Policy, scenario: Scenario) -> None:
         self._policy = policy
@@ -215,10 +218,12 @@ class _Run:
         rows = list(
             map(RowState, streams.seq_ids, streams.tags, limits.tolist(), contexts.tolist())
         )
-        decision = self._policy.decide(rows, StepLoad())
+        decision = self._policy.decide(rows, StepLoad(allows_trees=self.has_trees))
+        context = int(contexts.sum())
+        if decision.tree is not None:
+            return self._play_trees(step, decision, context)
         widths = np.array(decision.widths)
         _check(decision, widths, limits)
-        context = int(contexts.sum())
         if self._scenario.has_best_rate:
             self._best_rates.append(self._best_rate(limits, context))
         num_trials, num_accepted = self._draw(decision.draft_width, widths)
@@ -239,44 +244,69 @@ class _Run:
     ) -> None:
         """Price the step, record it and tell the policy."""
         streams, draft_width = self._streams, decision.draft_width
-        num_rows, num_positions = len(decision.widths), sum(decision.widths)
         drafted = [draft_width if width > 1 else 1 for width in decision.widths]
+        expected = self._expected(draft_width, np.array(decision.widths))
+        ids, tags = streams.seq_ids, streams.tags
+        trials, hits = num_trials.tolist(), num_accepted.tolist()
+        rows = list(map(RowOutcome, ids, tags, drafted, trials, hits))
+        num_drafting = len(drafted) - drafted.count(1)
+        outcome = self._outcome(decision, sum(decision.widths), draft_width, num_drafting, context)
+        self._observe(step, outcome._replace(rows=rows), num_tokens, expected)
+
+    def _play_trees(self, step: int, decision: Decision, context: int) -> int:
+        """Play a step of trees; return its committed tokens."""
+        raise NotImplementedError("this world has no trees")
+
+    def _outcome(
+        self,
+        decision: Decision,
+        num_positions: int,
+        draft_width: int,
+        num_drafting: int,
+        context: int,
+    ) -> StepOutcome:
+        """Price a step; its rows are left out, and the noise of its times."""
+        num_rows = len(decision.widths)
         time = self._cost.times(
-            num_rows,
-            np.array([num_positions]),
-            np.array([draft_width]),
-            context,
-            num_rows - drafted.count(1),
+            num_rows, np.array([num_positions]), np.array([draft_width]), context, num_drafting
         )
         draft_ms, verify_ms, step_ms = (float(part[0]) for part in time)
+        return StepOutcome(
+            decision=decision,
+            rows=[],
+            num_rows=num_rows,
+            num_positions=num_positions,
+            num_prefill_positions=0,
+            context=context,
+            num_cohorts=1,
+            draft_width=draft_width,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+            step_ms=step_ms,
+        )
+
+    def _observe(
+        self, step: int, outcome: StepOutcome, num_tokens: int, expected_tokens: float
+    ) -> None:
+        """Record a priced step and tell the policy, noise added."""
         factor = float(self._noise[step])
-        expected = self._expected(draft_width, np.array(decision.widths))
+        assert outcome.step_ms is not None
         self._columns.append(
             StepRecord(
                 num_tokens,
-                step_ms * factor,
-                expected,
-                step_ms,
-                draft_width,
-                num_positions,
-                num_rows,
+                outcome.step_ms * factor,
+                expected_tokens,
+                outcome.step_ms,
+                outcome.draft_width,
+                outcome.num_positions,
+                outcome.num_rows,
             )
         )
-        ids, tags = streams.seq_ids, streams.tags
-        trials, hits = num_trials.tolist(), num_accepted.tolist()
         self._policy.observe(
-            StepOutcome(
-                decision=decision,
-                rows=list(map(RowOutcome, ids, tags, drafted, trials, hits)),
-                num_rows=num_rows,
-                num_positions=num_positions,
-                num_prefill_positions=0,
-                context=context,
-                num_cohorts=1,
-                draft_width=draft_width,
-                draft_ms=draft_ms * factor,
-                verify_ms=verify_ms * factor,
-                step_ms=step_ms * factor if step else None,
+            outcome._replace(
+                draft_ms=outcome.draft_ms * factor,
+                verify_ms=outcome.verify_ms * factor,
+                step_ms=outcome.step_ms * factor if step else None,
             )
         )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.cost_table import CostTable
-from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
+from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, SchedulerSettings
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
 from gateway.coordinator.block_scheduler.table_policy import WidthTable
 from loadtest.simulator.baselines import BatchTable, RatioEma, SmartSpec, StaticWidth
@@ -31,15 +31,17 @@ WARM_UP = 0.25
 Factory = Callable[[ServedCost, int], Policy]
 
 
-def scheduler_of(table: ServedCost, seed: int) -> BlockScheduler:
+def scheduler_of(
+    table: ServedCost, seed: int, settings: SchedulerSettings | None = None
+) -> BlockScheduler:
     """Build the block scheduler with what a start-up sweep of ``table`` measures."""
-    prices = CostTable(table.sweep(seed), table.captured_sizes)
-    return BlockScheduler(SurvivalEstimator(TRAINED_WIDTH), StepCostModel(prices), WidthTable())
+    cost = StepCostModel(CostTable(table.sweep(seed), table.captured_sizes))
+    return BlockScheduler(SurvivalEstimator(TRAINED_WIDTH), cost, WidthTable(), settings)
 
 
-def adaptive(table: ServedCost, seed: int) -> Policy:
+def adaptive(table: ServedCost, seed: int, settings: SchedulerSettings | None = None) -> Policy:
     """Build the block scheduler, learning while steps are in flight."""
-    return ServedScheduler(scheduler_of(table, seed))
+    return ServedScheduler(scheduler_of(table, seed, settings))
 
 
 def _static(width: int, table: ServedCost, seed: int) -> Policy:

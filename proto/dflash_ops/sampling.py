@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,21 +37,29 @@ class SamplingRun:
     positions: tuple[int, ...] | None = None
 
 
-def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest scores ``[T, count]`` of every row, descending, and their token ids.
+def largest_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest scores ``[T, count]`` of every row, descending, and their places.
 
-    Equal scores are ordered by token id, which ``torch.topk`` does not promise: its answer is taken
-    only when no two scores around it are equal.
+    Equal scores are ordered by their places, which ``torch.topk`` does not promise: its answer is taken
+    only when no two scores around it are equal. To look at that costs less than other ways on a CPU; a GPU
+    would have to be waited for.
+
+    Args:
+        scores: ``[T, n]`` float32; n at least ``count``.
+        count: at least 1.
     """
-    vocab_size = scores.shape[1]
-    if count == vocab_size:
+    num_scores = scores.shape[1]
+    if count == num_scores:
         return scores.sort(dim=-1, descending=True, stable=True)
-    values, ids = scores.topk(count + 1, dim=-1)
-    if bool((values[:, 1:] != values[:, :-1]).all()):
-        return values[:, :count], ids[:, :count]
+    if scores.device.type == "cpu":
+        values, ids = scores.topk(count + 1, dim=-1)
+        is_equal = values[:, 1:] == values[:, :-1]
+        # Of what is removed nobody asks for the order.
+        if not bool(is_equal.any()) or not bool((is_equal & (values[:, 1:] > -torch.inf)).any()):
+            return values[:, :count], ids[:, :count]
     bits = (scores + 0.0).view(torch.int32)  # the sum turns -0.0 into 0.0
     rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)  # rises with the score
-    keys = (rank << 32) + torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    keys = (rank << 32) + torch.arange(num_scores - 1, -1, -1, device=scores.device)
     ids = keys.topk(count, dim=-1).indices
     return scores.gather(1, ids), ids
 
@@ -64,7 +73,7 @@ def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[T
     needs_order = widest < vocab_size or min(top_p) < 1.0 or min(limits) < vocab_size
     if not needs_order:
         return scores, torch.arange(vocab_size, device=device).expand_as(scores)
-    values, ids = _largest(scores, widest)
+    values, ids = largest_scores(scores, widest)
     if min(limits) < widest:
         rank = torch.arange(widest, device=device)
         values = values.masked_fill(
@@ -81,20 +90,27 @@ def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[T
     return values, ids
 
 
-def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:
-    """Choose one token per logits row.
+class CoupledScores(NamedTuple):
+    """What sampled tokens are the largest of, for the S logits rows that are sampled."""
+
+    rows: Tensor
+    """``[S]`` int64: which rows of the logits."""
+    scores: Tensor
+    """``[S, n]`` float32: processed logits plus noise; -inf for removed tokens."""
+    token_ids: Tensor
+    """``[S, n]`` int64."""
+
+
+def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores | None:
+    """Process and perturb the logits of all rows with a temperature; None if there is no such row.
 
     Args:
         logits: ``[T, V]``, any float dtype.
-        runs: cover the rows to choose from; each row at most once.
-
-    Returns:
-        ``[T]`` int64. Rows outside every run get their greedy token.
+        runs: as in ``choose_tokens``.
     """
-    chosen = logits.argmax(dim=-1)
     sampled = [run for run in runs if run.params.temperature > 0]
     if not sampled:
-        return chosen
+        return None
     device = logits.device
     rows: list[int] = []
     positions: list[int] = []
@@ -110,6 +126,22 @@ def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:
     values, ids = _candidates(scores, [p.top_k for p in params], [p.top_p for p in params])
     seeds = torch.tensor([p.seed for p in params], dtype=torch.int64, device=device)
     noise = gumbel_noise(seeds, torch.tensor(positions, device=device), ids)
-    best = (values + noise).argmax(dim=-1, keepdim=True)
-    chosen[index] = ids.gather(1, best)[:, 0]
+    return CoupledScores(index, values + noise, ids)
+
+
+def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:
+    """Choose one token per logits row.
+
+    Args:
+        logits: ``[T, V]``, any float dtype.
+        runs: cover the rows to choose from; each row at most once.
+
+    Returns:
+        ``[T]`` int64. Rows outside every run get their greedy token.
+    """
+    chosen = logits.argmax(dim=-1)
+    coupled = coupled_scores(logits, runs)
+    if coupled is not None:
+        best = coupled.scores.argmax(dim=-1, keepdim=True)
+        chosen[coupled.rows] = coupled.token_ids.gather(1, best)[:, 0]
     return chosen

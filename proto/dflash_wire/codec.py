@@ -17,6 +17,10 @@ from dflash_wire.records import (
     StepResult,
     TokenChunk,
 )
+from dflash_wire.trees import NodeBudget, TreeOutcome
+
+PREFILL, SAMPLES, TREE = 1, 2, 4
+"""Bits of a row's kind."""
 
 
 def pack(value: Any) -> bytes:
@@ -40,8 +44,7 @@ def _row(
     start_position: int,
     page_ids: list[int],
     width: int,
-    is_prefill: bool,
-    samples: bool,
+    kind: int,
     sampling: tuple[float, float, int, int],
     drafter: int,
     draft_width: int,
@@ -53,11 +56,12 @@ def _row(
         start_position,
         page_ids,
         width,
-        is_prefill,
-        samples,
+        bool(kind & PREFILL),
+        bool(kind & SAMPLES),
         params,
         drafter,
         draft_width,
+        bool(kind & TREE),
     )
 
 
@@ -70,8 +74,7 @@ def encode_plan(plan: StepPlan) -> bytes:
             r.start_position,
             r.page_ids,
             r.width,
-            r.is_prefill,
-            r.samples,
+            r.is_prefill + SAMPLES * r.samples + TREE * r.is_tree,
             _sampling(r.sampling),
             r.drafter,
             r.draft_width,
@@ -82,26 +85,33 @@ def encode_plan(plan: StepPlan) -> bytes:
         (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
     ]
-    return pack((plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests))
+    fields = (plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests)
+    return pack(fields if plan.node_budget is None else (*fields, plan.node_budget))
 
 
 def decode_plan(frame: bytes) -> StepPlan:
     """Decode ``encode_plan``."""
-    step_id, feature_base, num_cohorts, rows, ingests = unpack(frame)
+    step_id, feature_base, num_cohorts, rows, ingests, *budget = unpack(frame)
     return StepPlan(
         step_id,
         [_row(*fields) for fields in rows],
         [Ingest(*fields) for fields in ingests],
         feature_base,
         num_cohorts,
+        NodeBudget._make(budget[0]) if budget else None,
     )
 
 
 def encode_drafts(result: DraftResult) -> bytes:
     """Encode a ``DraftResult``."""
-    return pack(
-        (result.step_id, result.draft_token_ids, result.draft_ms, result.parents, result.began_s)
+    fields: tuple[Any, ...] = (
+        result.step_id,
+        result.draft_token_ids,
+        result.draft_ms,
+        result.parents,
+        result.began_s,
     )
+    return pack(fields if result.scores is None else (*fields, result.scores))
 
 
 def decode_drafts(frame: bytes) -> DraftResult:
@@ -111,22 +121,24 @@ def decode_drafts(frame: bytes) -> DraftResult:
 
 def encode_result(result: StepResult) -> bytes:
     """Encode a ``StepResult``."""
-    return pack(
-        (
-            result.step_id,
-            result.committed_token_ids,
-            result.draft_ms,
-            result.verify_ms,
-            result.error,
-            result.draft_began_s,
-            result.verify_began_s,
-        )
+    fields: tuple[Any, ...] = (
+        result.step_id,
+        result.committed_token_ids,
+        result.draft_ms,
+        result.verify_ms,
+        result.error,
+        result.draft_began_s,
+        result.verify_began_s,
     )
+    return pack(fields if result.trees is None else (*fields, result.trees))
 
 
 def decode_result(frame: bytes) -> StepResult:
     """Decode ``encode_result``."""
-    return StepResult(*unpack(frame))
+    result = StepResult(*unpack(frame))
+    if result.trees is not None:
+        result.trees = [None if tree is None else TreeOutcome._make(tree) for tree in result.trees]
+    return result
 
 
 def encode_chunks(chunks: list[TokenChunk]) -> bytes:

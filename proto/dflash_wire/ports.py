@@ -19,6 +19,9 @@ from dflash_wire.records import (
     TokenChunk,
 )
 
+MAX_TREE_POSITIONS = 64
+"""Largest tree that a policy may ask for, anchor included."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -40,6 +43,11 @@ class EngineLimits:
     def all_drafters(self) -> tuple[DrafterLimits, ...]:
         """``drafters``, never empty."""
         return self.drafters or default_drafter(self.max_draft_block_size)
+
+    @property
+    def max_tree_positions(self) -> int:
+        """Largest tree that a step holds, anchor included."""
+        return min(MAX_TREE_POSITIONS, self.max_step_positions)
 
 
 class StepRing(Protocol):

@@ -9,9 +9,14 @@ Units: positions and counts in tokens, times in milliseconds unless the name say
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from dflash_wire.trees import NodeBudget, TreeOutcome
+
+PerRow = TypeVar("PerRow", list[int], bytes)
 
 
 class FinishReason(StrEnum):
@@ -193,8 +198,8 @@ class Ingest:
     start_position: int
     page_ids: list[int]
     drafter: int = 0
-    stride: int = 1
     """Index of the drafter whose context it is."""
+    stride: int = 1
 
 
 @dataclass(slots=True)
@@ -202,7 +207,9 @@ class Row:
     """One sequence's share of a step.
 
     A *verify row* has one token, the anchor, at ``start_position`` and ``width`` positions to verify
-    (anchor included; ``width == 1`` is plain decoding). A *prefill row* (``is_prefill``) has
+    (anchor included; ``width == 1`` is plain decoding). Its drafts are a chain, or a tree (``is_tree``): then
+    ``width`` is the most that are verified, the drafter may find fewer worth it, and no path is longer than
+    the block. A *prefill row* (``is_prefill``) has
     ``len(token_ids)`` committed tokens to read; ``samples`` says whether its last position yields a
     token (the last chunk) or not.
     """
@@ -218,18 +225,31 @@ class Row:
     drafter: int = 0
     """Index of the drafter that drafts a verify row wider than 1."""
     draft_width: int = 0
-    """Block that the drafter fills, at least ``width``, of which ``width`` is verified; 0 stands for
-    ``width``."""
+    """Block that the drafter fills; 0 stands for ``width``. A chain's is at least that, a tree may have more
+    nodes."""
+    is_tree: bool = False
 
     @property
     def drafted_width(self) -> int:
         """The block that the drafter fills, anchor included; 1 when it has nothing to do."""
-        return max(self.width, self.draft_width) if self.width > 1 else 1
+        if self.width == 1:
+            return 1
+        if self.is_tree:
+            return self.draft_width or self.width
+        return max(self.width, self.draft_width)
 
     @property
     def num_positions(self) -> int:
-        """Target positions this row occupies in the packed pass."""
+        """Target positions that this row occupies in the packed pass, at most if it is a tree."""
         return len(self.token_ids) if self.is_prefill else self.width
+
+    @property
+    def most_kept(self) -> int:
+        """Most positions whose K/V and features outlive the step: one path of a tree. The row needs pages for
+        them, and so many rows of the FeaturePool are its own."""
+        if self.is_prefill:
+            return len(self.token_ids)
+        return min(self.width, self.drafted_width) if self.is_tree else self.width
 
 
 @dataclass(slots=True)
@@ -238,8 +258,8 @@ class StepPlan:
 
     It passes through the drafters that have something to do, in ascending order, often one or none.
 
-    The verifier writes the features of the packed position ``i`` (rows in order) to FeaturePool row
-    ``feature_base + i``.
+    The verifier writes the features that it keeps of a row to consecutive rows of the FeaturePool, from the
+    row's ``feature_offsets`` on.
     """
 
     step_id: int
@@ -248,11 +268,33 @@ class StepPlan:
     feature_base: int = 0
     num_cohorts: int = 1
     """Steps that are in flight at the same time while this one is."""
+    node_budget: NodeBudget | None = None
+    """None: every tree may have as many nodes as its row's width allows."""
 
     @property
     def num_positions(self) -> int:
-        """Packed target positions of the whole step."""
-        return sum(row.num_positions for row in self.rows)
+        """Packed target positions of the whole step, at most if it has trees."""
+        budget = self.node_budget
+        if budget is None:
+            return sum(row.num_positions for row in self.rows)
+        rows = enumerate(self.rows)
+        own = sum(1 if budget.map_of(i) >= 0 else row.num_positions for i, row in rows)
+        return own + budget.most_nodes
+
+    @property
+    def num_features(self) -> int:
+        """FeaturePool rows of the whole step, from ``feature_base`` on."""
+        return sum(row.most_kept for row in self.rows)
+
+    def feature_offsets(self) -> Iterator[int]:
+        """Yield the FeaturePool row of every row's first position.
+
+        It follows from the plan alone, for a tree may turn out smaller than planned.
+        """
+        offset = self.feature_base
+        for row in self.rows:
+            yield offset
+            offset += row.most_kept
 
     @property
     def needs_drafter(self) -> bool:
@@ -271,7 +313,8 @@ class StepPlan:
 class DraftResult:
     """What the drafter adds to a plan on its way to the verifier.
 
-    ``draft_token_ids[i]`` has ``rows[i].width - 1`` ids (empty for prefill and plain rows).
+    ``draft_token_ids[i]`` has ``rows[i].width - 1`` ids (empty for prefill and plain rows), or fewer if
+    ``rows[i].is_tree``.
     """
 
     step_id: int
@@ -279,14 +322,23 @@ class DraftResult:
     draft_ms: float = 0.0
     parents: list[list[int]] | None = None
     """``parents[i][j]`` is the node that draft ``j`` of row ``i`` follows: 0 is the anchor, ``n`` the
-    ``n``-th draft token. None: every row is a chain."""
+    ``n``-th draft token; ``parents[i][j] <= j``. Empty: the row is a chain. None: every row is one."""
     began_s: float = 0.0
     """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
+    scores: list[bytes] | None = None
+    """``scores[i]``: of a tree (``trees.packed_scores``), empty for other rows. None: no row is one."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
         """What stands in for the drafter's answer in a step without it."""
         return cls(plan.step_id, [[] for _ in plan.rows])
+
+    def add_tree(self, row: int, token_ids: list[int], parents: list[int], scores: bytes) -> None:
+        """Put a tree into a row. Mutates."""
+        if self.parents is None or self.scores is None:
+            self.parents = [[] for _ in self.draft_token_ids]
+            self.scores = [b"" for _ in self.draft_token_ids]
+        self.draft_token_ids[row], self.parents[row], self.scores[row] = token_ids, parents, scores
 
     def merged(self, other: DraftResult) -> DraftResult:
         """Return this result of one drafter and that of the next as one; rows have one drafter."""
@@ -296,8 +348,17 @@ class DraftResult:
             self,
             draft_token_ids=[mine or theirs for mine, theirs in pairs],
             draft_ms=self.draft_ms + other.draft_ms,
+            parents=_merged(self.parents, other.parents),
             began_s=min(began, default=0.0),
+            scores=_merged(self.scores, other.scores),
         )
+
+
+def _merged(mine: list[PerRow] | None, theirs: list[PerRow] | None) -> list[PerRow] | None:
+    """What either drafter says of each row; None if neither says anything."""
+    if mine is None or theirs is None:
+        return mine if theirs is None else theirs
+    return [one or other for one, other in zip(mine, theirs, strict=True)]
 
 
 @dataclass(slots=True)
@@ -318,6 +379,8 @@ class StepResult:
     draft_began_s: float = 0.0
     verify_began_s: float = 0.0
     """When each began, for traces: one clock for all processes of one machine."""
+    trees: list[TreeOutcome | None] | None = None
+    """``trees[i]`` belongs to a row with ``is_tree``, None to any other. None: there is no tree."""
 
 
 class StepRecord(NamedTuple):

@@ -82,7 +82,7 @@ def test_seeded_sampling_repeats_and_ignores_the_policy(client: openai.OpenAI, m
         ask(client, model, temperature=0.8, seed=11, extra_body=dflash(policy))
         .choices[0]
         .message.content
-        for policy in ("off", "static:4", "static:16", "adaptive", "table")
+        for policy in ("off", "static:4", "static-tree:16", "static-tree:48", "adaptive", "table")
     }
     assert len(texts) == 1
 

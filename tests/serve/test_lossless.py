@@ -26,6 +26,9 @@ pytestmark = [
 NUM_PROMPTS = 100
 DRAFT_BLOCK_SIZES = (2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.8)
+NUM_TREE_PROMPTS = 32
+TREES = (4, 8, 16, 32, 64)
+TREE_TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 def _messages() -> list[list[dict[str, str]]]:
@@ -119,6 +122,37 @@ def test_static_equals_off(
     committed = sum(sum(o.stats.committed_per_cycle) for o in outputs)
     # Speculation really ran: more than one token a cycle, far more when greedy.
     assert committed / cycles > (1.3 if temperature == 0 else 1.1)
+
+
+@pytest.fixture(scope="module")
+def plain_for_trees(served: ServedApp, prompts: list[list[int]]) -> dict[float, list[Output]]:
+    few = prompts[::3][:NUM_TREE_PROMPTS]
+    return {
+        temperature: served.run(requests_for(few, temperature, "off", 2), concurrency=1)
+        for temperature in TREE_TEMPERATURES
+    }
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("temperature", TREE_TEMPERATURES)
+@pytest.mark.parametrize("size", TREES)
+def test_trees_equal_off(
+    served: ServedApp,
+    prompts: list[list[int]],
+    plain_for_trees: dict[float, list[Output]],
+    size: int,
+    temperature: float,
+    concurrency: int,
+) -> None:
+    few = prompts[::3][:NUM_TREE_PROMPTS]
+    asked = requests_for(few, temperature, f"static-tree:{size}", 2)
+    outputs = served.run(asked, concurrency=concurrency)
+    for output, expected in zip(outputs, plain_for_trees[temperature], strict=True):
+        assert output.token_ids == expected.token_ids
+        assert output.finish_reason == expected.finish_reason
+    # Trees really ran, and none was larger than asked for.
+    most = (size - 1) * sum(o.stats.num_cycles for o in outputs)
+    assert 0.5 * most < sum(o.stats.num_draft_tokens for o in outputs) <= most
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

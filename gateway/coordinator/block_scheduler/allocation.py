@@ -61,8 +61,9 @@ class Drafts:
     Args:
         draft_widths: ascending, 1 among them.
         survival: ``[draft widths, rows, positions]``, falling along each row.
-        max_widths: ``[rows]``, at least 1.
+        max_widths: ``[rows]``, or ``[draft widths, rows]``, at least 1.
         floors: ``[draft widths, rows]`` widths that rows get in any case, where their maximum allows.
+        most_widths: by draft width, what is verified at most; a tree may be wider than its block.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class Drafts:
         survival: FloatArray,
         max_widths: IntArray,
         floors: IntArray | None = None,
+        most_widths: Sequence[int] | None = None,
     ) -> None:
         self._draft_widths = list(draft_widths)
         num_widths, self._num_rows, self._num_positions = survival.shape
         position = np.arange(1, self._num_positions + 1)  # draft token k makes width k + 1
-        allowed = np.minimum(max_widths, np.array(self._draft_widths)[:, None])
+        allowed = np.minimum(max_widths, np.array(most_widths or self._draft_widths)[:, None])
         # Negative, so that the best come first. 16 digits would say no more, and take longer to sort.
         keys = np.where(position < allowed[:, :, None], -survival, 0.0).astype(np.float32)
         self._num_first = [0] * num_widths

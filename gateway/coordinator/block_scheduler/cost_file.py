@@ -19,7 +19,7 @@ from gateway.coordinator.block_scheduler.cost_table import CostSample
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 
 
 def cost_path(folder: Path, fingerprint: Mapping[str, object]) -> Path:
@@ -63,7 +63,8 @@ def load_samples(path: Path, fingerprint: Mapping[str, object]) -> list[CostSamp
 
 def _is_sound(sample: CostSample) -> bool:
     """Whether a step can have taken this."""
-    counts = (sample.num_rows, sample.width, sample.context + 1, sample.other_width + 1)
+    others = (sample.context + 1, sample.other_width + 1, sample.tree_block + 1)
+    counts = (sample.num_rows, sample.width, *others)
     times = (sample.draft_ms, sample.verify_ms, sample.step_ms)
     return (
         all(type(count) is int and 1 <= count < 1 << 40 for count in counts)

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.coordinator.block_scheduler.records import FloatArray, IntArray
+from gateway.coordinator.block_scheduler.records import (
+    TREES,
+    FloatArray,
+    IntArray,
+    block_width,
+)
 from gateway.coordinator.block_scheduler.smoothing import smoothed
 
 CONTEXT_UNIT = 1000.0
@@ -29,6 +34,8 @@ class CostSample(NamedTuple):
     """From the landing before to this one's: served time, not kernel time."""
     other_width: int = 0
     """Verified by every other row; 0: all verify ``width``."""
+    tree_block: int = 0
+    """All rows verify trees of ``width`` positions out of blocks of this width; 0: chains."""
 
 
 class Grid:
@@ -97,12 +104,15 @@ class CostTable:
         self.captured_sizes = tuple(captured_sizes)
         self._sizes = np.array(captured_sizes, dtype=np.int64)
         ragged = [sample for sample in samples if sample.other_width]
-        samples = [sample for sample in samples if not sample.other_width]
+        trees = [sample for sample in samples if sample.tree_block]
+        samples = [s for s in samples if not s.other_width and not s.tree_block]
         self.ms_per_context = _context_slope(samples)
         verify = smoothed(_by_cell(samples, self._verify_ms), first_width=1)
         rest = smoothed(_by_cell(samples, lambda s: s.step_ms - s.verify_ms), first_width=2)
         self._verify = Grid(verify, is_monotone=True)
-        self._rest = Grid(rest, is_monotone=False)
+        tree_rest = self._tree_rest(trees)
+        self._rest = Grid(rest | tree_rest, is_monotone=False)
+        self._tree_widths = {width for _, width in tree_rest}
         self.raggedness = self._raggedness(ragged)
         """How far a step of rows that differ costs as if all were as wide as the widest: 0 to 1."""
 
@@ -117,8 +127,10 @@ class CostTable:
             positions: ``[sizes]`` verified positions of all rows together.
             context: committed tokens of all rows.
         """
-        widths = np.array(draft_widths, dtype=np.float64)
-        rest = self._rest.at(num_rows, widths)
+        # Trees that were not measured cost as much as chains out of such blocks.
+        known = [w if w in self._tree_widths else block_width(w) for w in draft_widths]
+        rest = self._rest.at(num_rows, np.array(known, dtype=np.float64))
+        widths = np.array([block_width(width) for width in draft_widths], dtype=np.float64)
         even = self.padded(positions) / num_rows
         # Whatever is verified of a block, some row has nearly all of it.
         as_wide = even + self.raggedness * np.maximum(0.0, widths[:, None] - even)
@@ -142,6 +154,19 @@ class CostTable:
             if widest > even:
                 shares.append((median(mine) - even) / (widest - even))
         return min(1.0, max(0.0, median(shares))) if shares else 0.0
+
+    def _tree_rest(self, samples: Sequence[CostSample]) -> dict[tuple[int, int], float]:
+        """What steps of trees take beside the verification of as many positions of chains.
+
+        They take longer to draft, and to verify.
+        """
+        cells: dict[tuple[int, int], list[float]] = {}
+        for sample in samples:
+            verify = float(self._verify.at(sample.num_rows, np.array([float(sample.width)]))[0])
+            context_ms = self.ms_per_context * sample.context / CONTEXT_UNIT
+            cell = (sample.num_rows, TREES + sample.tree_block)
+            cells.setdefault(cell, []).append(sample.step_ms - verify - context_ms)
+        return {cell: max(0.0, median(mine)) for cell, mine in cells.items()}
 
     def _verify_ms(self, sample: CostSample) -> float:
         return sample.verify_ms - self.ms_per_context * sample.context / CONTEXT_UNIT

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.coordinator.block_scheduler.allocation import Option
+from gateway.coordinator.block_scheduler.records import shape_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,12 @@ class WidthGuard:
         best = max(options.values(), key=self._value)
         bucket = max(num_rows - 1, 0).bit_length()
         known = self._loads.get(bucket)
-        if known is None or step - known.last_step > self._settings.away_steps:
+        # What was kept may not be on offer any more: not every step may have trees.
+        if (
+            known is None
+            or known.draft_width not in options
+            or step - known.last_step > self._settings.away_steps
+        ):
             self._loads[bucket] = Keeping(best.draft_width, self._settings.calm_ms, step)
             return self._use(best), f"first choice at {num_rows} rows"
         kept = options[known.draft_width]
@@ -90,14 +96,14 @@ class WidthGuard:
         known.regret = known.regret * self._settings.regret_decay**elapsed + elapsed * gain
         if best is kept:
             return self._use(kept), "still best"
-        why = f"{best.draft_width} promises {gain:+.1%}"
+        why = f"{shape_name(best.draft_width)} promises {gain:+.1%}"
         if known.steps_kept < self._settings.dwell_steps:
             return self._use(kept), f"kept for {known.steps_kept} steps, {why}"
         haste = max(1.0, self._settings.calm_ms / known.ms_kept)
         if known.regret < self._settings.regret * haste:
             return self._use(kept), f"{why}, which must add up to more"
         self._loads[bucket] = Keeping(best.draft_width, 0.0, step)
-        return self._use(best), f"changed: {gain:+.1%} over {kept.draft_width}"
+        return self._use(best), f"changed: {gain:+.1%} over {shape_name(kept.draft_width)}"
 
     def _value(self, option: Option) -> float:
         margin = 1 + self._settings.plain_margin if option.draft_width == 1 else 1.0

@@ -16,8 +16,22 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+TREES = 1000
+"""Where draft widths are compared, one so much beyond a block's width stands for trees out of such blocks."""
+
 DEFAULT_TRAFFIC = ""
 """The class of requests that nothing is known of."""
+
+
+def block_width(draft_width: int) -> int:
+    """Return the block that the drafter fills for what is compared as a draft width."""
+    return draft_width - TREES if draft_width > TREES else draft_width
+
+
+def shape_name(draft_width: int) -> str:
+    """Say in words what is compared as a draft width."""
+    what = "trees of blocks of" if draft_width > TREES else "draft width"
+    return f"{what} {block_width(draft_width)}"
 
 
 class RowState(NamedTuple):
@@ -47,6 +61,25 @@ class StepLoad(NamedTuple):
     num_cohorts: int = 1
     max_positions: int = 1 << 30
     """Most verify positions that the rows to decide on may have together; at least one each."""
+    allows_trees: bool = False
+    """All rows to decide on have one drafter, nobody asked for chains, and their features have room."""
+
+
+class TreeShare(NamedTuple):
+    """How the nodes of a step's trees are to be shared out (see ``dflash_wire.trees.NodeBudget``)."""
+
+    draft_width: int
+    """What stands for these trees where draft widths are compared (see ``TREES``)."""
+    most_width: int
+    """Positions of a row at most."""
+    num_nodes: list[int]
+    step_ms: list[float]
+    acceptance: dict[str, list[float]]
+    """By class."""
+    expected_tokens: float
+    """What the mean curve expects of the planned number of nodes."""
+    expected_ms: float
+    """The price of that number."""
 
 
 class Decision(NamedTuple):
@@ -65,6 +98,8 @@ class Decision(NamedTuple):
     """One of the scheduler's states, for metrics."""
     reason: str
     """In words, for the decision log."""
+    tree: TreeShare | None = None
+    """Rows wider than 1 draft trees, whose nodes the drafter shares out; ``widths`` are what is expected."""
 
 
 class RowOutcome(NamedTuple):
@@ -83,6 +118,34 @@ class RowOutcome(NamedTuple):
     """At most ``num_trials``."""
     num_verified: int = 0
     """Tokens that the verifier committed, before a stop token or a limit cut them; 0: none was cut."""
+
+
+class TreeRowOutcome(NamedTuple):
+    """What one tree row gave."""
+
+    seq_id: int
+    traffic: str
+    block_width: int
+    """What the drafter filled."""
+    num_nodes: int
+    """Draft tokens verified."""
+    accepted_nodes: list[int]
+    """Indices of those on the target's path, ascending."""
+    scores: bytes
+    """Path scores of all nodes that the drafter made (``dflash_wire.trees.packed_scores``), best first."""
+    num_verified: int
+    """Tokens that the verifier committed, before a stop token or a limit cut them."""
+    is_cut: bool
+    """A stop token came among them: what was accepted behind it is nobody's text."""
+    chain_trials: int = 0
+    """The likeliest tokens of the slots, as far as they had a trial in a row."""
+    chain_hits: int = 0
+
+    @property
+    def as_chain(self) -> RowOutcome:
+        """What the tree says of chains out of such blocks."""
+        trials, hits = (0, 0) if self.is_cut else (self.chain_trials, self.chain_hits)
+        return RowOutcome(self.seq_id, self.traffic, self.block_width, trials, hits)
 
 
 class StepOutcome(NamedTuple):
@@ -108,3 +171,5 @@ class StepOutcome(NamedTuple):
     verify_ms: float
     step_ms: float | None
     """Time since the landing before, None after a pause: nothing is learned of time then."""
+    trees: Sequence[TreeRowOutcome] = ()
+    """Rows that drafted trees; ``rows`` are the others."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_wire.ports import MAX_TREE_POSITIONS
 from dflash_wire.records import SchedulerGauges
 from gateway.coordinator.block_scheduler.allocation import Option, candidate_sizes
 from gateway.coordinator.block_scheduler.cost import StepCostModel
@@ -26,15 +27,21 @@ from gateway.coordinator.block_scheduler.guards import (
 )
 from gateway.coordinator.block_scheduler.records import (
     DEFAULT_TRAFFIC,
+    TREES,
     Decision,
+    FloatArray,
     IntArray,
     RowOutcome,
     RowState,
     StepLoad,
     StepOutcome,
+    TreeShare,
+    block_width,
+    shape_name,
 )
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
 from gateway.coordinator.block_scheduler.table_policy import WidthTable
+from gateway.coordinator.block_scheduler.trees import TreeEstimator, most_nodes
 from gateway.coordinator.block_scheduler.weighing import Weighing
 
 TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "safe"
@@ -64,7 +71,10 @@ class SchedulerSettings:
     draft_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16)
     """Blocks the drafter may be asked for; 1 is always among them."""
     target_tpot_ms: float | None = None
-    """Time per output token that every row should meet if any width makes it."""
+    """Time per output token that every row should meet if any width makes it; drafts are chains then."""
+    allows_trees: bool = False
+    tree_blocks: tuple[int, ...] = (8,)
+    """Blocks that trees may come out of, besides the widest."""
     guards: GuardSettings = field(default_factory=GuardSettings)
 
 
@@ -84,6 +94,7 @@ class _Choice(NamedTuple):
     state: str
     reason: str
     until: int
+    tree: TreeShare | None = None
 
     def fits(self, asked: _Asked, step: int) -> bool:
         """Whether it may be given in a step: not too old, for these rows, none of them too wide."""
@@ -123,6 +134,9 @@ class BlockScheduler:
         self.table = table
         most = survival.num_positions + 1
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
+        self.trees = TreeEstimator()
+        blocks = sorted({block for block in self.settings.tree_blocks if block <= most} | {most})
+        self._tree_widths = [TREES + block for block in blocks if block > 1]
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
         self._asked: _Asked | None = None
@@ -131,7 +145,7 @@ class BlockScheduler:
         self._num_unlearned = self._num_unasked = 0
         self._num_decisions = 0
         self._token_alarm, self._time_alarm = DriftAlarm(), DriftAlarm()
-        self._rows_by_width = np.zeros(most + 1, dtype=np.int64)
+        self._rows_by_width = np.zeros(max(most, MAX_TREE_POSITIONS) + 1, dtype=np.int64)
         self._safe_until = 0
 
     def gauges(self) -> SchedulerGauges:
@@ -162,7 +176,8 @@ class BlockScheduler:
         else:
             decision = self._by_value(rows, load)
         self.log.append(decision)
-        self._rows_by_width += np.bincount(decision.widths, minlength=len(self._rows_by_width))
+        if decision.tree is None:  # of trees, it is known when they come back
+            self._rows_by_width += np.bincount(decision.widths, minlength=len(self._rows_by_width))
         return decision
 
     def prepare(self) -> None:
@@ -183,8 +198,16 @@ class BlockScheduler:
             if self._num_unasked % UNASKED_STEPS:
                 return
         # A probe that drafts for a few rows only is of no cell of the cost model.
-        is_partial = decision is not None and decision.state == PROBE and min(decision.widths) == 1
-        self._unlearned += outcome.rows
+        is_partial = (
+            decision is not None
+            and decision.state == PROBE
+            and decision.tree is None
+            and min(decision.widths) == 1
+        )
+        self.trees.observe(outcome.trees, self.survival.class_survival)
+        for tree in outcome.trees:
+            self._rows_by_width[tree.num_nodes + 1] += 1
+        self._unlearned += [*outcome.rows, *(tree.as_chain for tree in outcome.trees)]
         self._num_unlearned += 1
         is_enough = len(self._unlearned) > FEW_ROWS or self._num_unlearned >= KEPT_STEPS
         if (is_partial or is_enough) and self._learn() > SURPRISE and is_partial:
@@ -193,9 +216,14 @@ class BlockScheduler:
             ratio = self.cost.observe(outcome)
             if ratio is not None and self._time_alarm.add(1.0, min(ratio, MOST_SURPRISE)):
                 self._sound_alarm()
-        is_whole = decision is not None and len(outcome.rows) == len(decision.widths)
+        num_rows = len(outcome.rows) + len(outcome.trees)
+        is_whole = decision is not None and num_rows == len(decision.widths)
         if decision is not None and decision.state == SPECULATE and is_whole:
             observed = sum(row.num_verified or 1 + row.num_accepted for row in outcome.rows)
+            observed += sum(tree.num_verified for tree in outcome.trees)
+            if decision.tree is not None:
+                num_nodes = sum(tree.num_nodes for tree in outcome.trees)
+                self.trees.observe_gain(decision.tree, num_nodes, observed)
             if self._token_alarm.add(decision.predicted_tokens, observed):
                 self._sound_alarm()
 
@@ -203,6 +231,7 @@ class BlockScheduler:
         """A request has ended. Mutates."""
         self._learn()  # nothing of it may come later
         self.survival.forget(seq_id)
+        self.trees.forget(seq_id)
 
     def _learn(self) -> float:
         """Learn from the rows that waited; return by how much they surprise. Mutates."""
@@ -231,12 +260,13 @@ class BlockScheduler:
         option, widths = choice.option, choice.widths
         return Decision(
             step,
-            option.draft_width if int(widths.max()) > 1 else 1,
+            block_width(option.draft_width) if int(widths.max()) > 1 else 1,
             widths.tolist(),
             option.tokens,
             option.step_ms,
             choice.state,
             choice.reason,
+            choice.tree if int(widths.max()) > 1 else None,
         )
 
     def _chosen(self, asked: _Asked, step: int) -> _Choice:
@@ -250,17 +280,32 @@ class BlockScheduler:
             return probe
         fitted, widths = weighed.fitted(option.draft_width)
         reason = (
-            f"{len(rows)} rows: draft width {fitted.draft_width}, {fitted.num_positions} positions for "
+            f"{len(rows)} rows: {shape_name(fitted.draft_width)}, {fitted.num_positions} positions for "
             f"{fitted.tokens:.2f} tokens in {fitted.step_ms:.2f} ms; {why}"
         )
         state = SPECULATE if fitted.draft_width > 1 else PLAIN
-        return _Choice(asked, fitted, widths, state, reason, step + KEPT_STEPS - 1)
+        until = step + KEPT_STEPS - 1
+        tree = self._tree_share(asked, weighed, fitted)
+        return _Choice(asked, fitted, widths, state, reason, until, tree)
+
+    def _tree_share(self, asked: _Asked, weighed: Weighing, option: Option) -> TreeShare | None:
+        """What the drafter must know to share nodes out; None for chains."""
+        if option.draft_width < TREES:
+            return None
+        sizes, step_ms = weighed.prices(option.draft_width)
+        step_ms = step_ms / self.trees.gain.time
+        return self.trees.share(asked.rows, option, sizes - len(asked.rows), step_ms)
 
     def _weigh(self, rows: Sequence[RowState], load: StepLoad) -> Weighing:
         """Weigh the best step of every draft width."""
         assert self.cost is not None
-        num_rows, widths = len(rows), self._draft_widths
-        most = min(num_rows * widths[-1], max(num_rows, load.max_positions))
+        num_rows, widths, target = len(rows), self._draft_widths, self.settings.target_tpot_ms
+        has_trees = self.settings.allows_trees and load.allows_trees and target is None
+        most_width = self._draft_widths[-1]
+        if has_trees and self._tree_widths:
+            widths = widths + self._tree_widths
+            most_width = max(most_width, 1 + most_nodes(num_rows))
+        most = min(num_rows * most_width, max(num_rows, load.max_positions))
         captured = self.cost.table.captured_sizes
         sizes = candidate_sizes(num_rows, most, captured, load.num_fixed_positions)
         step_ms = self.cost.step_ms(
@@ -271,10 +316,26 @@ class BlockScheduler:
             load.num_prefill_positions,
             load.num_cohorts,
         )
-        survival = self.survival.survival(rows, widths)
+        survival = self.survival.survival(rows, self._draft_widths)
         max_widths = np.array([row.max_width for row in rows])
-        target = self.settings.target_tpot_ms
-        return Weighing(widths, survival, max_widths, sizes, step_ms, target)
+        if widths is self._draft_widths:
+            return Weighing(widths, survival, max_widths, sizes, step_ms, target)
+        step_ms[len(survival) :] *= self.trees.gain.time
+        planes = self._with_trees(survival, rows, most_width - 1)
+        return Weighing(widths, planes, max_widths, sizes, step_ms, target)
+
+    def _with_trees(
+        self, survival: FloatArray, rows: Sequence[RowState], num_nodes: int
+    ) -> FloatArray:
+        """Survival of chains, and behind them the acceptance of the best nodes of trees."""
+        num_chains, widths = len(survival), self._tree_widths
+        planes = np.zeros((num_chains + len(widths), len(rows), num_nodes))
+        planes[:num_chains, :, : survival.shape[2]] = survival
+        for index, width in enumerate(widths):
+            block = block_width(width)
+            expected = self.trees.expected(rows, block, self.survival.class_survival)[:, :num_nodes]
+            planes[num_chains + index] = np.minimum(1.0, expected * self.trees.gain.tokens)
+        return planes
 
     def _probe(self, asked: _Asked, weighed: Weighing, kept: Option, step: int) -> _Choice | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
@@ -288,8 +349,10 @@ class BlockScheduler:
         }
         width = self._probes.due(step, losses)
         if width is not None:
-            reason = f"{num_rows} rows: draft width {width} for one step, to learn"
-            return _Choice(asked, *weighed.fitted(width), PROBE, reason, step)
+            fitted, widths = weighed.fitted(width)
+            reason = f"{num_rows} rows: {shape_name(fitted.draft_width)} for one step, to learn"
+            tree = self._tree_share(asked, weighed, fitted)
+            return _Choice(asked, fitted, widths, PROBE, reason, step, tree)
         if kept.draft_width > 1:
             return None
         narrowest = self._narrowest()

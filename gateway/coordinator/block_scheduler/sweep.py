@@ -19,6 +19,8 @@ NEAR, FAR = 128, 1024
 FAR_CELLS = ((1, 1), (4, 4), (8, 8))
 RAGGED_ROWS, RAGGED_WIDTHS = (4, 8, 16), (8, 2)
 """Cells whose rows verify one of two widths in turn, to price that by."""
+TREE_ROWS, TREE_WIDTH = (1, 2, 4, 8, 16, 32), 12
+"""Cells whose rows verify trees, to price what those take beyond chains."""
 NUM_REPEATS = 5
 FED_TOKENS = 3
 """Committed tokens of the step before that a row has the drafter ingest, where its width allows."""
@@ -33,13 +35,17 @@ class Cell(NamedTuple):
     context: int
     other_width: int = 0
     """0: all have ``width``."""
+    tree_block: int = 0
+    """Rows draft trees out of blocks of this width; 0: chains."""
 
     def width_of(self, index: int) -> int:
         """Verify width of a row."""
         return self.other_width if self.other_width and index % 2 else self.width
 
 
-def sweep_cells(limits: EngineLimits, draft_widths: Sequence[int]) -> list[Cell]:
+def sweep_cells(
+    limits: EngineLimits, draft_widths: Sequence[int], tree_blocks: Sequence[int] = ()
+) -> list[Cell]:
     """Return the cells that the engine can hold: powers of two of rows, cheap ones first."""
     rows = [1 << i for i in range(limits.max_rows.bit_length()) if 1 << i <= limits.max_rows]
     if limits.max_rows not in rows:
@@ -49,6 +55,8 @@ def sweep_cells(limits: EngineLimits, draft_widths: Sequence[int]) -> list[Cell]
     widest, narrow = RAGGED_WIDTHS
     if widest in draft_widths:
         cells += [Cell(n, widest, NEAR, narrow) for n in RAGGED_ROWS if n in rows]
+    for block in tree_blocks:
+        cells += [Cell(n, TREE_WIDTH, NEAR, 0, block) for n in TREE_ROWS if n in rows]
     fitting = [cell for cell in cells if _fits(cell, limits)]
     return sorted(fitting, key=lambda cell: cell.num_rows * (cell.width + cell.context // NEAR))
 
@@ -59,6 +67,7 @@ def sweep(
     draft_widths: Sequence[int],
     most_s: float,
     clock: Callable[[], float] = time.perf_counter,
+    tree_blocks: Sequence[int] = (),
 ) -> list[CostSample]:
     """Measure all cells in turn, several times, the first of each not counted.
 
@@ -71,11 +80,12 @@ def sweep(
         most_s: begin no step after so many seconds. Cells that were never reached have no sample; the cheap
             ones come first.
         clock: monotonic seconds.
+        tree_blocks: measure trees out of blocks of these widths too.
 
     Raises:
         EngineUnavailableError: an executor is gone.
     """
-    cells = sweep_cells(limits, draft_widths)
+    cells = sweep_cells(limits, draft_widths, tree_blocks)
     order = [cell for _ in range(NUM_REPEATS + 1) for cell in cells]
     samples: list[CostSample] = []
     warm: set[Cell] = set()
@@ -104,6 +114,7 @@ def _run(ring: StepRing, plan: StepPlan, cell: Cell, clock: Callable[[], float])
         result.verify_ms,
         step_ms,
         cell.other_width,
+        cell.tree_block,
     )
 
 
@@ -115,7 +126,7 @@ def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
         sampling = SamplingParams(seed=index)
         width = cell.width_of(index)
         row = Row(index, [ANY_TOKEN], cell.context, page_ids, width, sampling=sampling)
-        row.draft_width = cell.width
+        row.draft_width, row.is_tree = cell.tree_block or cell.width, cell.tree_block > 0
         plan.rows.append(row)
         if cell.width > 1:  # the coordinator hardly ever feeds the drafter in a plain step
             first = (limits.max_step_positions - base) + index * cell.width

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
-from gateway.coordinator.block_scheduler.records import Decision, StepOutcome
+from gateway.coordinator.block_scheduler.records import TREES, Decision, StepOutcome
 
 NO_DECISION = Decision(0, 1, [], 0.0, 0.0, "plain", "")
 
@@ -151,3 +151,20 @@ def test_cohorts_have_prices_of_their_own() -> None:
     two = float(model.step_ms([4], 16, np.array([64]), 0, 0, 2)[0, 0])
     assert two == pytest.approx(0.6 * before, rel=0.1)
     assert price(model, 16, 4, 64) == pytest.approx(before, rel=0.1)
+
+
+def test_trees_have_a_price_of_their_own() -> None:
+    trees = []
+    for rows in (1, 4, 16):
+        draft, verify, _ = true_ms(rows, 12)
+        step_ms = draft + verify + 0.5 + 0.3 * rows
+        trees.append(CostSample(rows, 12, 0, draft, verify, step_ms, 0, 16))
+    table = CostTable([*sweep(), *trees])
+    for rows in (1, 4, 16):
+        draft, verify, _ = true_ms(rows, 12)
+        whole = draft + verify + 0.5 + 0.3 * rows
+        assert price(table, rows, TREES + 16, rows * 12) == pytest.approx(whole, rel=0.02)
+        assert price(table, rows, 16, rows * 12) == pytest.approx(
+            price(CostTable(sweep()), rows, 16, rows * 12)
+        )
+        assert price(table, rows, TREES + 8, rows * 12) == price(table, rows, 8, rows * 12)

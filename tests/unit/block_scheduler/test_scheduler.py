@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_wire.trees import packed_scores
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.records import (
+    TREES,
     Decision,
     RowOutcome,
     RowState,
     StepLoad,
     StepOutcome,
+    TreeRowOutcome,
 )
 from gateway.coordinator.block_scheduler.scheduler import (
     PLAIN,
@@ -256,3 +259,110 @@ def test_a_prepared_probe_is_one_step_long() -> None:
     probes = [a for a, b in pairwise(states) if a == PROBE]
     assert probes
     assert (PROBE, PROBE) not in set(pairwise(states))
+
+
+WITH_TREES = SchedulerSettings(allows_trees=True)
+
+
+def land_trees(
+    of: BlockScheduler, decision: Decision, asked: list[RowState], num_hits: int
+) -> None:
+    """Every row has the nodes that were planned; the first few are accepted and are the chain."""
+    assert decision.tree is not None
+    trees = []
+    for row, width in zip(asked, decision.widths, strict=True):
+        hits = min(num_hits, width - 1)
+        scores = packed_scores([-0.1 * (i + 1) for i in range(width + 3)])
+        trees.append(
+            TreeRowOutcome(
+                row.seq_id,
+                row.traffic,
+                decision.draft_width,
+                width - 1,
+                list(range(hits)),
+                scores,
+                hits + 1,
+                False,
+                min(hits + 1, width - 1),
+                hits,
+            )
+        )
+    of.observe(
+        StepOutcome(
+            decision,
+            [],
+            len(asked),
+            sum(decision.widths),
+            0,
+            100 * len(asked),
+            1,
+            decision.tree.draft_width,
+            0.5,
+            5.0,
+            decision.predicted_ms,
+            trees,
+        )
+    )
+
+
+def run_with_trees(
+    of: BlockScheduler, num_steps: int, count: int, num_hits: int, load: StepLoad
+) -> list[Decision]:
+    decisions = []
+    for _ in range(num_steps):
+        asked = rows(count)
+        decisions.append(decision := of.decide(asked, load))
+        if decision.tree is None:
+            land(of, decision, asked, 0.3)
+        else:
+            land_trees(of, decision, asked, num_hits)
+        of.prepare()
+    return decisions
+
+
+def test_trees_are_drafted_where_they_give_more_than_chains() -> None:
+    good = run_with_trees(
+        scheduler(0.02, settings=WITH_TREES), 300, 4, 6, StepLoad(allows_trees=True)
+    )
+    assert sum(d.tree is not None for d in good[-50:]) >= 40
+    tree = next(d.tree for d in reversed(good) if d.tree is not None)
+    assert tree.num_nodes[0] == 0
+    assert tree.draft_width in (TREES + 8, TREES + 16)
+    assert list(tree.acceptance) == [""]
+    bad = run_with_trees(
+        scheduler(0.02, settings=WITH_TREES), 300, 4, 0, StepLoad(allows_trees=True)
+    )
+    assert sum(d.tree is not None for d in bad[-50:]) <= 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "load"),
+    [
+        (SchedulerSettings(), StepLoad(allows_trees=True)),
+        (WITH_TREES, StepLoad()),
+        (SchedulerSettings(allows_trees=True, target_tpot_ms=9.0), StepLoad(allows_trees=True)),
+    ],
+)
+def test_no_trees_where_they_may_not_be(settings: SchedulerSettings, load: StepLoad) -> None:
+    decisions = run_with_trees(scheduler(0.02, settings=settings), 60, 4, 6, load)
+    assert all(d.tree is None for d in decisions)
+
+
+def test_a_step_that_may_have_no_trees_has_chains_at_once() -> None:
+    of = scheduler(0.02, settings=WITH_TREES)
+    before = run_with_trees(of, 100, 4, 6, StepLoad(allows_trees=True))
+    assert before[-1].tree is not None
+    for decision in run_with_trees(of, 5, 4, 6, StepLoad()):
+        assert decision.tree is None
+        assert max(decision.widths) <= 16
+
+
+@pytest.mark.parametrize("most", [4, 5, 9, 40])
+def test_shared_nodes_fit_into_the_step(most: int) -> None:
+    of = scheduler(0.01, settings=WITH_TREES)
+    load = StepLoad(max_positions=most, allows_trees=True)
+    for decision in run_with_trees(of, 60, 4, 6, load):
+        assert sum(decision.widths) <= most
+        if decision.tree is not None:
+            assert decision.tree.num_nodes[-1] <= most - 4
+            assert decision.tree.num_nodes == sorted(set(decision.tree.num_nodes))

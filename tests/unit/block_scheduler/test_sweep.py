@@ -145,3 +145,14 @@ def test_a_file_with_an_impossible_sample_is_no_file(
     path = cost_path(tmp_path, MINE)
     save_samples(path, MINE, [*SAMPLES, SAMPLES[0]._replace(**broken)])
     assert load_samples(path, MINE) is None
+
+
+def test_trees_are_measured_where_they_may_be_drafted() -> None:
+    ring = TimedRing(LIMITS)
+    samples = sweep(ring, LIMITS, WIDTHS, 1e9, ring.clock, tree_blocks=(8, 16))
+    trees = [sample for sample in samples if sample.tree_block]
+    assert {sample.num_rows for sample in trees} == {1, 2, 4, 8, 16}
+    assert {(sample.width, sample.tree_block) for sample in trees} == {(12, 8), (12, 16)}
+    rows = [row for plan in ring.plans for row in plan.rows if row.is_tree]
+    assert {(row.width, row.drafted_width) for row in rows} == {(12, 8), (12, 16)}
+    assert not any(cell.tree_block for cell in sweep_cells(LIMITS, WIDTHS))

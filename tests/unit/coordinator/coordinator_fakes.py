@@ -32,6 +32,7 @@ from dflash_wire.records import (
     StepPlan,
     StepResult,
 )
+from dflash_wire.trees import TreeOutcome, packed_scores
 from gateway.coordinator import Coordinator
 
 Sabotage = Callable[[StepPlan, StepResult], StepResult]
@@ -134,12 +135,18 @@ class FakeRing:
 
     def _verify_step(self, plan: StepPlan) -> StepResult:
         committed: list[list[int]] = []
-        offset = plan.feature_base
-        for row in plan.rows:
-            read_row = self._prefill if row.is_prefill else self._verify
-            committed.append(read_row(row, offset))
-            offset += row.num_positions
-        return StepResult(plan.step_id, committed, self.draft_ms, self.verify_ms)
+        trees: list[TreeOutcome | None] = []
+        most = most_drafts(plan)
+        for index, (row, offset) in enumerate(zip(plan.rows, plan.feature_offsets(), strict=True)):
+            if row.is_prefill:
+                committed.append(self._prefill(row, offset))
+            else:
+                committed.append(self._verify(row, offset, most[index]))
+            accepted = len(committed[-1]) - 1
+            trees.append(fake_tree(row, accepted, most[index]) if row.is_tree else None)
+        result = StepResult(plan.step_id, committed, self.draft_ms, self.verify_ms)
+        result.trees = trees if any(trees) else None
+        return result
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.step_id > self._last_step_id, "step ids must ascend"
@@ -150,7 +157,7 @@ class FakeRing:
             if other.step_id in self._given_up:
                 continue
             mine, theirs = (
-                range(step.feature_base, step.feature_base + step.num_positions)
+                range(step.feature_base, step.feature_base + step.num_features)
                 for step in (plan, other)
             )
             assert mine.stop <= theirs.start or theirs.stop <= mine.start, "features overwritten"
@@ -160,18 +167,19 @@ class FakeRing:
         assert plan.num_positions <= self.limits.max_step_positions, "too many positions"
         pool = range(2 * self.limits.max_step_positions)
         assert plan.feature_base in pool, "features outside the pool"
-        assert plan.feature_base + plan.num_positions <= pool.stop, "features outside the pool"
+        assert plan.feature_base + plan.num_features <= pool.stop, "features outside the pool"
         for row in plan.rows:
             drafter = self.limits.all_drafters[row.drafter]
-            assert 1 <= row.width <= drafter.max_draft_block_size, f"width {row.width}"
+            assert 1 <= row.drafted_width <= drafter.max_draft_block_size, f"width {row.width}"
+            assert row.is_tree or 1 <= row.width <= row.drafted_width or row.is_prefill
             assert len(row.token_ids) >= 1, "an empty row"
-            end = row.start_position + row.num_positions
+            end = row.start_position + row.most_kept
             assert end <= self.limits.max_context, f"row {row.seq_id} leaves the context"
             self._check_table(row.page_ids)
             assert len(row.page_ids) * self.limits.page_size >= end, f"row {row.seq_id} lacks pages"
         for ingest in plan.ingests:
             self._check_table(ingest.page_ids)
-        self._check_writes([(r.page_ids, r.start_position, r.num_positions) for r in plan.rows])
+        self._check_writes([(r.page_ids, r.start_position, r.most_kept) for r in plan.rows])
         self._check_writes([(i.page_ids, i.start_position, i.num_tokens) for i in plan.ingests])
 
     def _check_table(self, page_ids: list[int]) -> None:
@@ -217,6 +225,7 @@ class FakeRing:
         return state
 
     def _write(self, row: Row, token_ids: list[int], offset: int, num_cached: int) -> None:
+        assert len(token_ids) <= row.most_kept, f"row {row.seq_id} keeps too much"
         before = self._histories[row.seq_id][: row.start_position]
         entries = Entry.of([*before, *token_ids])[row.start_position :]
         for i, entry in enumerate(entries):
@@ -249,12 +258,13 @@ class FakeRing:
         assert all(slot in self._kv for slot in slots), "the cached prefix is not in the KV pool"
         return [self._kv[slot].token_id for slot in slots]
 
-    def _verify(self, row: Row, offset: int) -> list[int]:
+    def _verify(self, row: Row, offset: int, most_drafts: int) -> list[int]:
         history = self._histories[row.seq_id]
         assert row.start_position == len(history) - 1, "the anchor must be the last committed token"
         assert row.token_ids == history[-1:], "a verify row carries the anchor alone"
         state = advance(self._read_prefix(row), row.token_ids[0])
-        drafts = self.drafters[row.drafter](state, row.width - 1)
+        longest = min(row.most_kept - 1, most_drafts)  # a tree's longest path
+        drafts = self.drafters[row.drafter](state, longest)
         committed = [next_token(state)]
         for draft in drafts:
             if draft != committed[-1]:
@@ -264,6 +274,26 @@ class FakeRing:
         self._write(row, [*row.token_ids, *drafts], offset, len(committed))
         history.extend(committed)
         return committed
+
+
+def most_drafts(plan: StepPlan) -> list[int]:
+    """Drafts of each row at most: those that share nodes get a number that differs from row to row."""
+    most, budget = [row.width - 1 for row in plan.rows], plan.node_budget
+    if budget is not None:
+        left = budget.most_nodes
+        for index, row in enumerate(plan.rows):
+            if budget.map_of(index) >= 0:
+                assert row.is_tree, "a chain shares nodes"
+                most[index] = min(most[index], left, (row.start_position * 7) % 20)
+                left -= most[index]
+    return most
+
+
+def fake_tree(row: Row, num_accepted_drafts: int, most: int) -> TreeOutcome:
+    """A tree that may be smaller than planned, its longest path first; twice as many nodes were made."""
+    num_nodes = max(num_accepted_drafts, most - row.start_position % 3, 0)
+    scores = packed_scores([-0.2 * node for node in range(2 * num_nodes)])
+    return TreeOutcome(num_nodes, list(range(num_accepted_drafts)), scores)
 
 
 # ----- everything together ----------------------------------------------------------------------

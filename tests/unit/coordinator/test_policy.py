@@ -21,6 +21,33 @@ def test_known_policies(text: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "width"), [("static-tree:2", 2), ("static-tree:16", 16), ("static-tree:64", 64)]
+)
+def test_trees(text: str, width: int) -> None:
+    policy = parse_policy(text, 16)
+    assert (policy.name, policy.is_tree, policy.may_draft) == (text, True, True)
+    assert policy.width(GenerationStats(), 3) == width
+    assert not parse_policy("static:4", 16).is_tree
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["static-tree:1", "static-tree:65", "static-tree:0", "static-tree:", "static-tree", "tree:8"],
+)
+def test_no_trees(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="'static-tree:<n>' with n from 2 to 64"):
+        parse_policy(text, 16)
+
+
+def test_a_tree_fits_a_step_and_needs_a_draft_block() -> None:
+    assert parse_policy("static-tree:20", 16, 20).name == "static-tree:20"
+    with pytest.raises(InvalidRequestError, match="n from 2 to 20"):
+        parse_policy("static-tree:21", 16, 20)
+    with pytest.raises(InvalidRequestError):
+        parse_policy("static-tree:4", 1)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("static:1", "static:17", "static:0", "static:-4", "static:99999999999999999999"),

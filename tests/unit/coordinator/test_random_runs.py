@@ -56,7 +56,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(
         num_prompt=st.integers(1, 17),
         max_tokens=st.integers(1, 30),
-        policy=st.sampled_from([None, "off", "static:2", "static:5", "static:6"]),
+        policy=st.sampled_from(
+            [None, "off", "static:2", "static:5", "static:6", "static-tree:3", "static-tree:8"]
+        ),
         num_stops=st.integers(0, 3),
         family=st.sampled_from([None, 0, 0, 1]),
         salt=st.sampled_from(["", "", "other"]),
@@ -94,7 +96,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_requests > 0)
     @rule(
         data=st.data(),
-        policy=st.sampled_from(["off", "static:5"]),
+        policy=st.sampled_from(["off", "static:5", "static-tree:7"]),
         drafter=st.sampled_from([None, *NAMES]),
     )
     def follow_up(self, data: st.DataObject, policy: str, drafter: str | None) -> None:

@@ -12,13 +12,16 @@ from toy_target import DRAFTERS
 
 from dflash_wire.errors import InvalidRequestError
 from dflash_wire.records import StepPlan
+from dflash_wire.trees import NUM_SCORE_BINS
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.records import (
+    TREES,
     Decision,
     RowState,
     StepLoad,
     StepOutcome,
+    TreeShare,
 )
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 
@@ -57,6 +60,24 @@ def hostile() -> BlockScheduler:
     return Hostile(of.survival, of.cost, of.table)
 
 
+class OnlyTrees(BlockScheduler):
+    """Shares nodes out whenever it may."""
+
+    def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+        tree = None
+        if load.allows_trees:
+            most = min(40, load.max_positions - len(rows))
+            classes = {row.traffic: [0.5] * NUM_SCORE_BINS for row in rows}
+            tree = TreeShare(TREES + 16, 24, [0, most], [1.0, 2.0], classes, 2.0 * len(rows), 2.0)
+        widths = [2 if tree else 1] * len(rows)
+        return Decision(0, 16 if tree else 1, widths, 1.0, 1.0, "speculate", "trees", tree)
+
+
+def only_trees() -> BlockScheduler:
+    of = priced()
+    return OnlyTrees(of.survival, of.cost, of.table)
+
+
 class Failing(BlockScheduler):
     """Fails in every call."""
 
@@ -78,7 +99,7 @@ def submit_shapes(bench: Bench, **fields: Any) -> None:
 @pytest.mark.parametrize("limits", [make_limits(), TINY], ids=["roomy", "tiny"])
 @pytest.mark.parametrize("cohorts", [(1,), (2,)])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("make", [hostile, priced])
+@pytest.mark.parametrize("make", [hostile, priced, only_trees])
 def test_output_equals_plain_generation(
     make: Any, drafter: str, cohorts: tuple[int, ...], limits: Any
 ) -> None:
@@ -141,8 +162,42 @@ def test_good_drafts_widen_and_bad_ones_do_not() -> None:
         bench.check_all_finished()
         return max(row.width for plan in bench.ring.plans[-40:-4] for row in plan.rows)
 
-    assert last_width("always_right") == 16
+    assert last_width("always_right") >= 16
     assert last_width("always_wrong") <= 4  # probes
+
+
+def test_trees_share_nodes_where_all_rows_want_them_and_have_room() -> None:
+    bench = Bench(policy="adaptive", scheduler=only_trees())
+    submit_shapes(bench)
+    for i in range(20):
+        bench.step()
+        bench.submit(make_request(f"late{i}", 5, 30, seed=i))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    shared = [plan for plan in bench.ring.plans if plan.node_budget is not None]
+    assert shared
+    assert any(row.is_prefill for plan in shared for row in plan.rows)
+    assert all(plan.num_features <= bench.limits.max_step_positions for plan in shared)
+    bench = Bench(policy="adaptive", scheduler=only_trees())
+    bench.submit(make_request("a", 5, 60, policy="adaptive-chain"))
+    bench.submit(make_request("b", 5, 60, seed=1))
+    bench.run_until_idle()
+    bench.check_all_finished()
+    together = [plan for plan in bench.ring.plans if len(plan.rows) == 2]
+    assert together
+    assert all(plan.node_budget is None for plan in together), "one of them asked for chains"
+
+
+def test_what_trees_gave_is_learned() -> None:
+    scheduler = only_trees()
+    bench = Bench(drafter=DRAFTERS["always_right"], policy="adaptive", scheduler=scheduler)
+    for i in range(8):
+        bench.submit(make_request(f"r{i}", 5, 80, seed=i))
+    bench.run_until_idle()
+    bench.coordinator.learning.start()
+    assert scheduler.trees.num_requests == 0, "all have ended"
+    assert float(scheduler.trees.acceptance("0:greedy", 16)[-1]) > 0.9
+    assert sum(scheduler.gauges().rows_by_width[2:]) > 20
 
 
 def test_a_block_is_drafted_whole_and_verified_in_part() -> None:
@@ -191,6 +246,49 @@ def test_a_rejected_draft_is_one_failure_and_nothing_behind_it() -> None:
     bench.run_until_idle()
     rows = [row for outcome in listening.outcomes for row in outcome.rows if row.draft_width > 2]
     assert {(row.num_trials, row.num_accepted) for row in rows} == {(1, 0)}
+
+
+@pytest.mark.parametrize("others", [None, "static:4"])
+def test_nothing_is_learned_of_chains_from_trees(others: str | None) -> None:
+    """Neither survival nor step times, not even those of chains in the same step."""
+    listening = Listening(priced())
+    ticks = iter(range(100_000))
+    bench = Bench(
+        policy=others or "adaptive", scheduler=listening, clock=lambda: 0.001 * next(ticks)
+    )
+    bench.submit(make_request("chain", 5, 60))
+    bench.submit(make_request("tree", 5, 60, seed=1, policy="static-tree:16"))
+    for _ in range(200):
+        if not bench.step():
+            break
+        bench.coordinator.learning.start()
+        if not listening.outcomes:
+            continue
+        rows, outcome = bench.ring.plans[-1].rows, listening.outcomes[-1]
+        assert [row.seq_id for row in outcome.rows] == [
+            row.seq_id for row in rows if not row.is_prefill and not row.is_tree
+        ]
+        if any(row.is_tree for row in rows):
+            assert outcome.step_ms is None
+    bench.check_all_finished()
+    assert any(len(outcome.rows) < outcome.num_rows for outcome in listening.outcomes)
+
+
+def test_the_scheduler_knows_of_trees_beside_its_rows() -> None:
+    class Loads(Listening):
+        def decide(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
+            loads.append(load)
+            return super().decide(rows, load)
+
+    loads: list[StepLoad] = []
+    bench = Bench(policy="adaptive", scheduler=Loads(priced()), cohorts=(1,))
+    bench.submit(make_request("open", 5, 60))
+    bench.submit(make_request("tree", 5, 200, seed=1, policy="static-tree:40"))
+    bench.run_until_idle()
+    fixed = {
+        (load.num_fixed_rows, load.num_fixed_positions, load.fixed_draft_width) for load in loads
+    }
+    assert (1, 40, 16) in fixed
 
 
 def test_time_is_learned_from_one_landing_to_the_next_and_not_across_pauses() -> None:

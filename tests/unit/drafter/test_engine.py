@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from drafter_helpers import (
 )
 
 from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.trees import unpacked_scores
 from drafter.borrowed import BorrowedWeights
 from drafter.engine import DrafterEngine
+from drafter.tree import MOST_CANDIDATES
 
 pytestmark = pytest.mark.unit
 
@@ -135,6 +138,51 @@ def test_rows_of_mixed_widths_equal_each_alone(path: Path, monkeypatch: pytest.M
         torch.testing.assert_close(logits[start : start + row.width - 1], own, atol=1e-5, rtol=1e-5)
         start += row.width - 1
     assert start == logits.shape[0]
+
+
+def test_trees_and_chains_in_one_pass_equal_each_alone(path: Path) -> None:
+    """A tree's first node, and the first child of each, is what a chain drafts."""
+    engine = make_engine(path)
+    tables = page_tables(4)
+    engine.run(StepPlan(0, [], [Ingest(8 * i, 6, 0, pages) for i, pages in enumerate(tables)]))
+    samplings = [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(), SamplingParams()]
+    rows = [
+        verify_row(3 + i, 6, pages, width, sampling)
+        for i, (pages, width, sampling) in enumerate(
+            zip(tables, (40, 5, 7, 12), samplings, strict=True)
+        )
+    ]
+    for row, drafted in ((rows[0], 8), (rows[3], 2)):
+        row.draft_width, row.is_tree = drafted, True
+    prefill = Row(9, [1, 2], 0, [31], is_prefill=True)
+    together = engine.run(StepPlan(1, [*rows, prefill]))
+    assert together.parents is not None and together.scores is not None
+    for i, row in enumerate(rows):
+        alone = engine.run(StepPlan(2, [row]))
+        assert together.draft_token_ids[i] == alone.draft_token_ids[0]
+        if not row.is_tree:
+            assert alone.parents is None and alone.scores is None
+            assert (together.parents[i], together.scores[i]) == ([], b"")
+            continue
+        assert alone.parents == [together.parents[i]]
+        assert unpacked_scores(together.scores[i]) == pytest.approx(
+            unpacked_scores(alone.scores[0]),  # type: ignore[index]
+            rel=0.01,
+        )
+        chain = engine.run(StepPlan(2, [replace(row, width=row.draft_width, is_tree=False)]))
+        assert together.draft_token_ids[i][0] == chain.draft_token_ids[0][0]
+        assert max(depths_of(together.parents[i])) < row.draft_width
+    assert (together.draft_token_ids[4], together.parents[4]) == ([], [])
+    assert len(together.parents[0]) == 39
+    # One slot: siblings alone, as many as are looked at.
+    assert together.parents[3] == [0] * MOST_CANDIDATES
+
+
+def depths_of(parents: list[int]) -> list[int]:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return depths
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -59,6 +59,10 @@ BAD_CHAT = [
     ({"dflash": {"policy": "static:1"}}, "dflash.policy"),
     ({"dflash": {"policy": "static:17"}}, "dflash.policy"),
     ({"dflash": {"policy": "static:08"}}, "dflash.policy"),
+    ({"dflash": {"policy": "static-tree:1"}}, "dflash.policy"),
+    ({"dflash": {"policy": "static-tree:65"}}, "dflash.policy"),
+    ({"dflash": {"policy": "static-tree:08"}}, "dflash.policy"),
+    ({"dflash": {"policy": "tree:8"}}, "dflash.policy"),
     ({"dflash": {"policy": "static:٣"}}, "dflash.policy"),
 ]
 BAD_COMPLETION = [

@@ -16,7 +16,7 @@ from loadtest.metrics_reader import MetricsReader
 from loadtest.soak import parse_arguments
 from loadtest.soak_clients import FAILED, LEFT, OK, OVERLOADED, REFUSED, Clients, Tally
 from loadtest.soak_report import SoakReport, render
-from loadtest.soak_traffic import CHAT, COMPLETION, WRONG, Draw, Traffic
+from loadtest.soak_traffic import CHAT, COMPLETION, POLICIES, WRONG, Draw, Traffic
 from loadtest.soak_watch import MemoryWatch, role_of
 
 
@@ -42,7 +42,7 @@ def test_everything_is_drawn() -> None:
     }
     bodies = [draw.body for draw in draws if isinstance(draw.body, dict) and draw.kind != "wrong"]
     policies = {(body.get("dflash") or {}).get("policy") for body in bodies}
-    assert policies == {None, "off", "static:2", "static:4", "static:8", "static:16"}
+    assert policies == set(POLICIES)
     assert {body["temperature"] for body in bodies} == {0.0, 0.3, 0.8, 1.2}
     assert any(draw.leave_after_events == 0 for draw in draws)
     assert any(draw.leave_after_s for draw in draws)

@@ -102,6 +102,14 @@ def test_a_default_policy_of_another_drafter_is_refused(pair: Path) -> None:
         gateway_settings(args, make_spec(args))
 
 
+def test_trees_are_as_large_as_a_step_at_most(pair: Path) -> None:
+    engine = {"policy": "static-tree:20", "max_step_positions": 20}
+    assert settings_of(pair, engine=engine).max_tree_positions == 20
+    assert settings_of(pair).max_tree_positions == 64
+    with pytest.raises(ConfigError, match=r"engine\.policy.*n from 2 to 20"):
+        settings_of(pair, engine={**engine, "policy": "static-tree:21"})
+
+
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_broken_config_files_are_named(pair: Path, text: str) -> None:
     (pair / "target" / "config.json").write_text(text)

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from verifier.acceptance import accept, ancestor_mask, chain_parents, depths
+from verifier.acceptance import accept, ancestor_mask, chain_parents, chain_within, depths
 
 pytestmark = pytest.mark.unit
 
@@ -104,3 +104,21 @@ def test_depths_and_ancestors(seed: int) -> None:
     assert mask.dtype == torch.bool
     expected = [[key in path for key in range(num_drafts + 1)] for path in paths]
     assert mask.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("parents", "nodes", "expected"),
+    [
+        ([], [0], (0, 0)),
+        ([0, 1, 2], [0], (1, 0)),
+        ([0, 1, 2], [0, 1], (2, 1)),
+        ([0, 1, 2], [0, 1, 2, 3], (3, 3)),
+        ([0, 0, 1], [0, 2], (1, 0)),
+        ([0, 0, 1, 1], [0, 1, 4], (2, 1)),
+        ([0, 0, 2], [0, 1], (1, 1)),
+    ],
+)
+def test_how_the_chain_within_a_tree_fared(
+    parents: list[int], nodes: list[int], expected: tuple[int, int]
+) -> None:
+    assert chain_within(parents, nodes) == expected

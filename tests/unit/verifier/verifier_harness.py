@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,9 @@ class Lane:
         assert self.num_cached == len(self.token_ids) - 1
         anchor = self.token_ids[-1:]
         return Row(0, anchor, self.num_cached, self.page_ids, width, sampling=self.sampling)
+
+    def tree_row(self, width: int, draft_width: int) -> Row:
+        return replace(self.verify_row(width), draft_width=draft_width, is_tree=True)
 
 
 class Harness:
@@ -90,13 +93,15 @@ class Harness:
         entries: list[tuple[Lane, Row]],
         drafts: list[list[int]] | None = None,
         parents: list[list[int]] | None = None,
+        scores: list[bytes] | None = None,
     ) -> StepResult:
         """Run one step, commit it to the lanes, and check that the features' other rows stay."""
         self.step_id += 1
         plan = StepPlan(self.step_id, [row for _, row in entries], [], FEATURE_BASE)
         ids = drafts if drafts is not None else [[] for _ in entries]
         before = self.engine.feature_pool.clone()
-        result = self.engine.run(plan, DraftResult(self.step_id, ids, 1.5, parents))
+        drafts_of_step = DraftResult(self.step_id, ids, 1.5, parents, scores=scores)
+        result = self.engine.run(plan, drafts_of_step)
         assert (result.step_id, result.draft_ms, result.error) == (self.step_id, 1.5, None)
         offset, written = FEATURE_BASE, []
         for (lane, row), tokens in zip(entries, result.committed_token_ids, strict=True):
@@ -106,7 +111,7 @@ class Harness:
             written += places
             lane.num_cached += count
             lane.token_ids += tokens
-            offset += row.num_positions
+            offset += row.most_kept
         others = [i for i in range(before.shape[0]) if i not in written]
         assert torch.equal(self.engine.feature_pool[others], before[others])
         return result

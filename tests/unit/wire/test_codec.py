@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from dflash_wire.records import (
     StepResult,
     TokenChunk,
 )
+from dflash_wire.trees import LEAST_SCORE, TreeOutcome, packed_scores, unpacked_scores
 
 pytestmark = pytest.mark.unit
 
@@ -46,6 +49,9 @@ rows = st.builds(
     is_prefill=st.booleans(),
     samples=st.booleans(),
     sampling=sampling,
+    drafter=counts,
+    draft_width=counts,
+    is_tree=st.booleans(),
 )
 ingests = st.builds(
     Ingest, feature_offset=counts, num_tokens=counts, start_position=counts, page_ids=ids
@@ -63,7 +69,9 @@ drafts = st.builds(
     draft_token_ids=st.lists(ids, max_size=3),
     draft_ms=times,
     parents=st.none() | st.lists(ids, max_size=3),
+    scores=st.none() | st.lists(st.binary(max_size=6), max_size=3),
 )
+trees = st.builds(TreeOutcome, num_nodes=counts, accepted_nodes=ids, scores=st.binary(max_size=6))
 results = st.builds(
     StepResult,
     step_id=counts,
@@ -71,6 +79,7 @@ results = st.builds(
     draft_ms=times,
     verify_ms=times,
     error=errors,
+    trees=st.none() | st.lists(st.none() | trees, max_size=3),
 )
 cycles = st.builds(
     CycleStats,
@@ -150,10 +159,53 @@ def test_frames_are_compact() -> None:
     assert len(frame) < 60
 
 
+def test_trees_cost_steps_without_them_nothing() -> None:
+    drafts, result = DraftResult(1, [[5, 6], []]), StepResult(1, [[5], [6]])
+    num_drafts = len(codec.encode_drafts(drafts))
+    num_result = len(codec.encode_result(result))
+    drafts.add_tree(1, [7, 8], [0, 0], b"1234")
+    result.trees = [None, TreeOutcome(2, [1], b"1234")]
+    assert len(codec.encode_drafts(drafts)) == num_drafts + 2 + (4 - 1) + (3 + 2 + 5)
+    assert len(codec.encode_result(result)) == num_result + (1 + 1 + 1 + 1 + 2 + 6)
+    chain, tree = (Row(1, [5], 9, [0], width=8, is_tree=is_tree) for is_tree in (False, True))
+    sizes = {len(codec.encode_plan(StepPlan(1, [row]))) for row in (chain, tree)}
+    assert len(sizes) == 1
+
+
+def test_scores_are_packed_in_16_bits() -> None:
+    scores = [-0.0625, -1.5, -1234.0, -math.inf]
+    packed = packed_scores(scores)
+    assert len(packed) == 8
+    assert unpacked_scores(packed) == (-0.0625, -1.5, -1234.0, LEAST_SCORE)
+    assert unpacked_scores(packed_scores([])) == ()
+
+
+def test_two_drafters_trees_and_chains_are_merged() -> None:
+    plan = StepPlan(4, [Row(i, [5], 9, [i], width=3) for i in range(4)])
+    first, second = DraftResult.nothing(plan), DraftResult.nothing(plan)
+    first.draft_token_ids[0] = [1, 2]
+    first.add_tree(1, [3, 4], [0, 0], b"ab")
+    second.draft_token_ids[3] = [9, 9]
+    both = (first.merged(second), second.merged(first))
+    for merged in both:
+        assert merged.draft_token_ids == [[1, 2], [3, 4], [], [9, 9]]
+        assert (merged.parents, merged.scores) == ([[], [0, 0], [], []], [b"", b"ab", b"", b""])
+    second.add_tree(2, [8], [0], b"c")
+    merged = second.merged(first)
+    assert merged.parents == [[], [0, 0], [0], []]
+    assert merged.scores == [b"", b"ab", b"c", b""]
+    assert DraftResult.nothing(plan).merged(DraftResult.nothing(plan)).parents is None
+
+
 def test_derived_values() -> None:
     prefill = Row(1, [5, 6, 7], 0, [0], is_prefill=True)
     verify = Row(2, [5], 9, [0, 1], width=8)
     assert [row.num_positions for row in (prefill, verify)] == [3, 8]
+    assert [row.most_kept for row in (prefill, verify)] == [3, 8]
+    shallow = Row(3, [5], 9, [0, 1], width=32, draft_width=16, is_tree=True)
+    small = Row(3, [5], 9, [0, 1], width=4, draft_width=16, is_tree=True)
+    derived = [(row.num_positions, row.drafted_width, row.most_kept) for row in (shallow, small)]
+    assert derived == [(32, 16, 16), (4, 16, 4)]
     assert StepPlan(1, [prefill, verify]).num_positions == 11
     assert GenerationStats().acceptance_length == 0.0
     assert GenerationStats(num_cycles=2, committed_per_cycle=[1, 4]).acceptance_length == 2.5
