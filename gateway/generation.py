@@ -22,6 +22,8 @@ from gateway.validation import SequencePlan, drafter_label
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 1.0
 """Before a refused sequence of an answer that has begun asks again; twice as long each time."""
+MOST_PATIENCE_S = 60.0
+"""Then it is refused after all."""
 
 
 class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
@@ -135,16 +137,17 @@ def request_pieces(
 async def patient_pieces(make: Callable[[], TextPieces], has_begun: asyncio.Event) -> TextPieces:
     """One of several sequences: refused when the answer has begun, it asks again until there is room.
 
-    The answer's status is out by then, and what its other sequences have generated would be lost.
+    A stream's status is out by then, and what its other sequences have generated would be lost.
 
     Args:
         make: begins the sequence.
         has_begun: set when any sequence of the request has a piece. Mutated.
 
     Raises:
-        OverloadedError: refused before the answer has begun: the client may send all of it again.
+        OverloadedError: refused before the answer has begun, or for too long: the client may send all of
+            it again.
     """
-    delay_s = FIRST_DELAY_S
+    delay_s, waited_s = FIRST_DELAY_S, 0.0
     while True:
         num_pieces = 0
         try:
@@ -155,9 +158,10 @@ async def patient_pieces(make: Callable[[], TextPieces], has_begun: asyncio.Even
                     yield piece
             return
         except OverloadedError:
-            if num_pieces or not has_begun.is_set():
+            if num_pieces or not has_begun.is_set() or waited_s >= MOST_PATIENCE_S:
                 raise
         await asyncio.sleep(delay_s)
+        waited_s += delay_s
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 

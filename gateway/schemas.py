@@ -147,7 +147,8 @@ class DFlashOptions(BaseModel):
 
     policy: str | None = Field(
         None,
-        description="'adaptive', 'table', 'off', 'static:<w>' or 'static-tree:<n>', anchor included.",
+        description="'adaptive', 'adaptive-chain', 'table', 'off', 'static:<w>' or 'static-tree:<n>', anchor "
+        "included.",
     )
     drafter: str | None = Field(None, description="Name of the drafter, where there are several.")
     stats: bool | None = Field(None, description="Report what the request cost.")

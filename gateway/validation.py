@@ -15,7 +15,7 @@ from gateway.state import GatewaySettings
 
 SEED_RANGE = 2**63
 _STATIC_POLICY = re.compile(r"static(-tree)?:([1-9][0-9]{0,5})")
-_NAMED_POLICIES = ("adaptive", "table", "off")
+_NAMED_POLICIES = ("adaptive", "adaptive-chain", "table", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def check_policy(policy: str, max_draft_block_size: int, max_tree_positions: int
         if 2 <= int(match[2]) <= (max_tree_positions if is_tree else max_draft_block_size):
             return
     raise InvalidRequestError(
-        f"dflash.policy must be 'adaptive', 'table', 'off', 'static:<w>' with w from 2 to "
+        "dflash.policy must be 'adaptive', 'adaptive-chain', 'table', 'off', 'static:<w>' with w from 2 to "
         f"{max_draft_block_size} or 'static-tree:<n>' with n from 2 to {max_tree_positions}, "
         f"not {policy[:40]!r}.",
         "dflash.policy",

@@ -15,7 +15,7 @@ from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, SchedulerSettings
-from gateway.coordinator.block_scheduler.sweep import sweep, sweep_cells
+from gateway.coordinator.block_scheduler.sweep import Cell, sweep, sweep_cells
 from services.config import AppArgs
 from services.spec import EngineSpec, file_digest
 
@@ -93,7 +93,7 @@ def measured_samples(
     samples = sweep(ring, limits, widths, scheduler.sweep_s, tree_blocks=blocks)
     took_s = time.perf_counter() - began
     logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
-    share = _share_measured(samples, limits, widths)
+    share = _share_measured(samples, sweep_cells(limits, widths, blocks))
     if share < LEAST_SHARE:
         logger.warning(
             "step costs: too few measured, the table decides; raise block_scheduler.sweep_s"
@@ -114,9 +114,10 @@ def tree_blocks_of(limits: EngineLimits) -> list[int]:
     return sorted(block for block in blocks if 1 < block <= most)
 
 
-def _share_measured(samples: list[CostSample], limits: EngineLimits, widths: list[int]) -> float:
-    cells = {(cell.num_rows, cell.width) for cell in sweep_cells(limits, widths)}
-    return len({(sample.num_rows, sample.width) for sample in samples}) / len(cells)
+def _share_measured(samples: list[CostSample], cells: list[Cell]) -> float:
+    asked = {(cell.num_rows, cell.width, cell.tree_block) for cell in cells}
+    measured = {(sample.num_rows, sample.width, sample.tree_block) for sample in samples}
+    return len(measured) / len(asked)
 
 
 def _cost_folder(setting: str | None) -> Path | None:

@@ -57,7 +57,7 @@ class Learning:
         if not self._lessons:
             return
         lessons, self._lessons = self._lessons, []
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._learn(lessons)
         else:
             self._is_idle.wait()

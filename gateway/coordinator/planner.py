@@ -165,7 +165,9 @@ class Planner:
         state = None
         while not planned.plan.rows and self.has_work:
             # A round without rows has preempted or failed somebody.
-            if state == (state := (len(self.running), len(planned.failures))):
+            # The same once more without a share for prefill is no second try.
+            now = (len(self.running), len(planned.failures), self._prefill_starved)
+            if state == (state := now):
                 if num_in_flight:
                     break
                 raise RuntimeError(f"nothing can be planned for {len(self.running)} sequences")

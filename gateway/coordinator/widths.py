@@ -179,7 +179,7 @@ class WidthChooser:
         rows = []
         for sequence, row in taken:
             if row is None:
-                row = _scheduled(sequence, next(widths), decision)
+                row = self._scheduled(sequence, next(widths), decision)
             rows.append(row)
         return rows, decision
 
@@ -206,13 +206,14 @@ class WidthChooser:
         most = cycle_width(self._max_widths[sequence.drafter], sequence.num_remaining)
         return RowState(sequence.seq_id, traffic_class(sequence), most, sequence.num_committed)
 
-
-def _scheduled(sequence: Sequence, width: int, decision: Decision | None) -> RowWidth:
-    """A row as the block scheduler decided."""
-    drafted = cycle_width(decision.draft_width if decision else 1, sequence.num_remaining)
-    tree = decision.tree if decision else None
-    if tree is None:
-        return RowWidth(sequence, width, max(width, drafted))
-    if drafted == 1:
-        return RowWidth(sequence, 1, 1)
-    return RowWidth(sequence, tree.most_width, drafted, is_tree=True, shares_nodes=True)
+    def _scheduled(self, sequence: Sequence, width: int, decision: Decision | None) -> RowWidth:
+        """A row as the block scheduler decided; it offers blocks of the widest drafter to all."""
+        most = self._max_widths[sequence.drafter]
+        drafted = min(most, decision.draft_width) if decision else 1
+        drafted = cycle_width(drafted, sequence.num_remaining)
+        tree = decision.tree if decision else None
+        if tree is None:
+            return RowWidth(sequence, width, max(width, drafted))
+        if drafted == 1:
+            return RowWidth(sequence, 1, 1)
+        return RowWidth(sequence, tree.most_width, drafted, is_tree=True, shares_nodes=True)

@@ -110,8 +110,9 @@ class CostTable:
         verify = smoothed(_by_cell(samples, self._verify_ms), first_width=1)
         rest = smoothed(_by_cell(samples, lambda s: s.step_ms - s.verify_ms), first_width=2)
         self._verify = Grid(verify, is_monotone=True)
+        self._rest = Grid(rest, is_monotone=False)
         tree_rest = self._tree_rest(trees)
-        self._rest = Grid(rest | tree_rest, is_monotone=False)
+        self._trees = Grid(tree_rest, is_monotone=False) if tree_rest else None
         self._tree_widths = {width for _, width in tree_rest}
         self.raggedness = self._raggedness(ragged)
         """How far a step of rows that differ costs as if all were as wide as the widest: 0 to 1."""
@@ -127,10 +128,13 @@ class CostTable:
             positions: ``[sizes]`` verified positions of all rows together.
             context: committed tokens of all rows.
         """
-        # Trees that were not measured cost as much as chains out of such blocks.
-        known = [w if w in self._tree_widths else block_width(w) for w in draft_widths]
-        rest = self._rest.at(num_rows, np.array(known, dtype=np.float64))
         widths = np.array([block_width(width) for width in draft_widths], dtype=np.float64)
+        rest = self._rest.at(num_rows, widths)
+        if self._trees is not None:
+            # Trees that were not measured cost as much as chains out of such blocks.
+            for index, width in enumerate(draft_widths):
+                if width in self._tree_widths:
+                    rest[index] = self._trees.at(num_rows, np.array([float(width)]))[0]
         even = self.padded(positions) / num_rows
         # Whatever is verified of a block, some row has nearly all of it.
         as_wide = even + self.raggedness * np.maximum(0.0, widths[:, None] - even)

@@ -128,7 +128,8 @@ class ProbeBudget:
         self._last_step = self._last_probe = 0
 
     def due(self, step: int, losses: Mapping[int, float]) -> int | None:
-        """Return the draft width to try in this step, if any. Mutates.
+        """Return the draft width to try in this step, if any; it is paid for when it is tried (``spend``).
+        Mutates what is saved.
 
         Args:
             step: ascending.
@@ -146,17 +147,21 @@ class ProbeBudget:
                 best, most = width, saved / cost
         if best is None or not self.is_free(step, settings.probe_gap):
             return None
-        self._saved[best] -= max(settings.least_loss, losses[best])
-        self.note(step)
         return best
+
+    def price(self, loss: float) -> float:
+        """What a probe costs that is expected to lose so much."""
+        return max(self._settings.least_loss, loss)
+
+    def spend(self, step: int, width: int, price: float) -> None:
+        """A probe is made: take its price, 0 for one of a few rows, from what was saved. Mutates."""
+        if price:
+            self._saved[width] -= price
+        self._last_probe = step
 
     def is_free(self, step: int, gap: int) -> bool:
         """Whether the last probe is so many steps ago."""
         return step - self._last_probe >= gap
-
-    def note(self, step: int) -> None:
-        """A probe has been made. Mutates."""
-        self._last_probe = step
 
     def is_free_for_few(self, step: int, cost: float) -> bool:
         """Whether a few rows may draft out of plain decoding.

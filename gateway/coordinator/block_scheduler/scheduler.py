@@ -95,6 +95,8 @@ class _Choice(NamedTuple):
     reason: str
     until: int
     tree: TreeShare | None = None
+    price: float = 0.0
+    """Of a probe of all rows."""
 
     def fits(self, asked: _Asked, step: int) -> bool:
         """Whether it may be given in a step: not too old, for these rows, none of them too wide."""
@@ -104,8 +106,12 @@ class _Choice(NamedTuple):
             and before.load._replace(fixed_context=0) == asked.load._replace(fixed_context=0)
             and len(before.rows) == len(asked.rows)
             and all(a.seq_id == b.seq_id for a, b in zip(before.rows, asked.rows, strict=True))
-            and all(w <= r.max_width for w, r in zip(self.widths.tolist(), asked.rows, strict=True))
+            and all(map(self._is_fit, self.widths.tolist(), asked.rows))
         )
+
+    def _is_fit(self, width: int, row: RowState) -> bool:
+        # What remains limits how deep a tree is, and not how wide.
+        return width <= row.max_width or (self.tree is not None and row.max_width > 1)
 
 
 class BlockScheduler:
@@ -187,7 +193,10 @@ class BlockScheduler:
         """
         asked, step = self._asked, self._num_decisions + 1
         self._asked = None
-        if asked is not None and self.cost is not None and step >= self._safe_until:
+        # Of two steps in flight, the next one has other rows than the latest.
+        if asked is None or asked.load.num_cohorts > 1:
+            return
+        if self.cost is not None and step >= self._safe_until:
             self._choice = self._chosen(asked, step)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -257,6 +266,8 @@ class BlockScheduler:
         if choice is None or not choice.fits(asked, step):
             choice = self._chosen(asked, step)
             self._choice = choice if len(rows) <= FEW_ROWS else None
+        if choice.state == PROBE:
+            self._probes.spend(step, choice.option.draft_width, choice.price)
         option, widths = choice.option, choice.widths
         return Decision(
             step,
@@ -352,14 +363,14 @@ class BlockScheduler:
             fitted, widths = weighed.fitted(width)
             reason = f"{num_rows} rows: {shape_name(fitted.draft_width)} for one step, to learn"
             tree = self._tree_share(asked, weighed, fitted)
-            return _Choice(asked, fitted, widths, PROBE, reason, step, tree)
+            price = self._probes.price(losses[width])
+            return _Choice(asked, fitted, widths, PROBE, reason, step, tree, price)
         if kept.draft_width > 1:
             return None
         narrowest = self._narrowest()
         cost = options[narrowest].step_ms / kept.step_ms - 1.0
         if not self._probes.is_free_for_few(step, cost):
             return None
-        self._probes.note(step)
         return self._probe_few(asked, options[narrowest], step)
 
     def _narrowest(self) -> int:

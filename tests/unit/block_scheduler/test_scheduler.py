@@ -366,3 +366,34 @@ def test_shared_nodes_fit_into_the_step(most: int) -> None:
         if decision.tree is not None:
             assert decision.tree.num_nodes[-1] <= most - 4
             assert decision.tree.num_nodes == sorted(set(decision.tree.num_nodes))
+
+
+def test_probes_that_were_prepared_in_vain_cost_nothing() -> None:
+    """Rows that change every step: what was chosen ahead is never given, and probes are made all the same."""
+    of, states = scheduler(per_position=0.2), []
+    for step in range(1200):
+        asked = rows(6, first=100 * step)
+        states.append((decision := of.decide(asked, StepLoad())).state)
+        land(of, decision, asked, 0.0 if step < 600 else 1.0)
+        of.prepare()
+    assert states[300:600].count(PROBE) >= 3
+    assert states[-100:].count(SPECULATE) >= 80, "and speculation has come back"
+
+
+def test_nothing_is_prepared_for_one_of_two_steps_in_flight() -> None:
+    of = scheduler()
+    of.decide(rows(4), StepLoad(num_cohorts=2))
+    of.prepare()
+    assert of._choice is None or of._choice.until - of._num_decisions < 4
+
+
+def test_a_prepared_tree_may_be_wider_than_its_block() -> None:
+    of = scheduler(0.001, settings=WITH_TREES)
+    load = StepLoad(allows_trees=True)
+    run_with_trees(of, 200, 1, 12, load)
+    of.decide(rows(1), load)
+    of.prepare()
+    choice = of._choice
+    assert choice is not None and choice.tree is not None
+    assert max(choice.widths) > 16
+    assert choice.fits(choice.asked, choice.until)

@@ -185,3 +185,22 @@ async def test_a_prompt_refused_before_any_has_begun_refuses_the_request(
     response = await served.complete(prompt=["a", "b"], stream=True)
     assert response.status_code == 429
     assert served.engine.num_open == 0
+
+
+@pytest.mark.usefixtures("no_delay")
+async def test_patience_ends(serve: Serve, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MOST_PATIENCE_S", 0.0)
+    begun = asyncio.Event()
+
+    def first() -> Iterator[Item]:
+        yield encode("x")
+        begun.set()
+        yield asyncio.Event()
+
+    def script(request: GenerationRequest) -> Iterator[Item]:
+        if request.prompt_token_ids == encode("a"):
+            return first()
+        return iter([begun, OverloadedError("full")])
+
+    response = await serve(script).complete(prompt=["a", "b"])
+    assert response.status_code == 429
