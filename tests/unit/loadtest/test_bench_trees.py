@@ -206,8 +206,8 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 def test_a_whole_run(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     fake_server.reply = STREAM
-    options = ["--levels", "1,2", "--policies", "off,static:16,static-tree:16,adaptive"]
-    options += ["--temperatures", "0,1", "--top-p", "1", "--repeats", "1", "--seconds", "0.05"]
+    options = ["--levels", "2", "--policies", "off,static:16,static-tree:16,adaptive"]
+    options += ["--temperatures", "0,1", "--top-p", "1", "--repeats", "1", "--seconds", "0.25"]
     options += ["--warm-up", "0", "--adaptive-warm-up", "0.02", "--prompts", "chat"]
     arguments = bench_trees.parse_arguments([*options, "--base-url", fake_server.base_url])
     bench_trees.run(arguments)
