@@ -25,7 +25,8 @@ from loadtest.processes import (
     add_server_arguments,
     start_server,
 )
-from loadtest.tree_report import JUDGED, evaluate, positions, render_table, to_json
+from loadtest.scheduler_report import JUDGED
+from loadtest.tree_report import evaluate, positions, render_table, to_json
 
 POLICIES = (
     "off,static:4,static:8,static:16,"

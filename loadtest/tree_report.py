@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -22,8 +22,8 @@ from loadtest.bench_report import (
     rounded,
 )
 from loadtest.closed_loop import Answer, Cell, acceptance_length
+from loadtest.scheduler_report import JUDGED, Share, best_elsewhere, share
 
-JUDGED = "adaptive"
 CHAIN, TREE = "static", "static-tree"
 JUDGED_POSITIONS, LEAST_OF_CHAIN_TAU = 16, 1.15
 """Bar: acceptance length of a tree over that of the chain with as many positions."""
@@ -75,11 +75,9 @@ class JudgedCell:
     temperature: float
     num_streams: int
     best: str
-    of_best: float
-    """Median over the repeats of the ratio within a repeat."""
-    low: float
-    high: float
-    """The least and the greatest ratio of a repeat."""
+    """Median over all windows."""
+    of_best: Share
+    """Of what was best in the other half of the repeats, as in the scheduler's matrix."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def evaluate(cells: Mapping[float, Sequence[Cell]]) -> TreeReport:
         bars["tau"].append(_tau_bar(temperature, own_rows))
         if temperature in LEAST_OF_CHAIN_SPEED:
             bars["speed"].append(_speed_bar(temperature, policies, windows))
-    worst = min((cell.of_best for cell in judged), default=None)
+    worst = min((cell.of_best.value for cell in judged), default=None)
     last = Bar(f"{JUDGED} / best fixed policy, worst cell", LEAST_OF_BEST, worst)
     return TreeReport(rows, judged, [*bars["tau"], *bars["speed"], last])
 
@@ -138,9 +136,10 @@ def _rate(cells: Sequence[Cell]) -> float:
     return median(cell.tokens_per_s for cell in cells)
 
 
-def _ratios(mine: Sequence[Cell], of: Sequence[Cell]) -> list[float]:
-    """Ratios of throughput within each repeat."""
-    return [one.tokens_per_s / other.tokens_per_s for one, other in zip(mine, of, strict=True)]
+def _best_elsewhere(policies: Iterable[str], level: int, windows: Windows) -> list[float]:
+    return best_elsewhere(
+        {policy: [cell.tokens_per_s for cell in windows[policy, level]] for policy in policies}
+    )
 
 
 def _common(mine: Sequence[Cell], of: Sequence[Cell]) -> list[tuple[Answer, Answer]]:
@@ -184,7 +183,9 @@ def _level(cells: Sequence[Cell], plain: Sequence[Cell]) -> LevelResult:
     return LevelResult(
         num_streams=cells[0].num_streams,
         tokens_per_s=_rate(cells),
-        ratio_to_off=median(_ratios(cells, plain)),
+        ratio_to_off=median(
+            cell.tokens_per_s / other.tokens_per_s for cell, other in zip(cells, plain, strict=True)
+        ),
         acceptance_length=acceptance_length([a for cell in cells for a in cell.answers]),
     )
 
@@ -205,9 +206,10 @@ def _judged(temperature: float, policies: Sequence[str], windows: Windows) -> li
     fixed = [policy for policy in policies if positions(policy) is not None]
     cells = []
     for level in _levels(windows):
+        rates = [cell.tokens_per_s for cell in windows[JUDGED, level]]
+        of_best = share(rates, _best_elsewhere(fixed, level, windows))
         best = max(fixed, key=lambda policy: _rate(windows[policy, level]))
-        ratios = _ratios(windows[JUDGED, level], windows[best, level])
-        cells.append(JudgedCell(temperature, level, best, median(ratios), min(ratios), max(ratios)))
+        cells.append(JudgedCell(temperature, level, best, of_best))
     return cells
 
 
@@ -219,11 +221,12 @@ def _tau_bar(temperature: float, rows: Sequence[TreeRow]) -> Bar:
 
 
 def _speed_bar(temperature: float, policies: Sequence[str], windows: Windows) -> Bar:
-    trees = [windows[p, 1] for p in policies if is_tree(p) and (p, 1) in windows]
-    chains = [windows[p, 1] for p in policies if is_chain(p) and (p, 1) in windows]
+    trees = [policy for policy in policies if is_tree(policy)]
+    chains = [policy for policy in policies if is_chain(policy)]
     value = None
-    if trees and chains:
-        value = median(_ratios(max(trees, key=_rate), max(chains, key=_rate)))
+    if trees and chains and 1 in _levels(windows):
+        tree, chain = (_best_elsewhere(mine, 1, windows) for mine in (trees, chains))
+        value = share(tree, chain).value
     name = f"tokens/s of the best tree / best chain, 1 stream, temperature {temperature:g}"
     return Bar(name, LEAST_OF_CHAIN_SPEED[temperature], value)
 
@@ -243,7 +246,7 @@ def render_table(report: TreeReport) -> str:
         lines.append(line)
     shares = [
         f"{JUDGED} at temperature {cell.temperature:g}, {cell.num_streams} streams: "
-        f"{cell.of_best:.2f} ({cell.low:.2f}-{cell.high:.2f}) of {cell.best}"
+        f"{cell.of_best} of the best ({cell.best})"
         for cell in report.judged
     ]
     return "\n".join([aligned_table(lines), "", *shares, *map(bar_line, report.bars)])
