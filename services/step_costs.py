@@ -111,7 +111,7 @@ def tree_blocks_of(limits: EngineLimits) -> list[int]:
     """Return the widths of the blocks that trees may come out of."""
     most = limits.max_draft_block_size
     blocks = {*SchedulerSettings().tree_blocks, most}
-    return sorted(block for block in blocks if 1 < block <= most)
+    return sorted(width for width in blocks if 1 < width <= most)
 
 
 def _share_measured(samples: list[CostSample], cells: list[Cell]) -> float:

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_wire.trees import LEAST_BIN_SCORE, NUM_SCORE_BINS, packed_scores
 from gateway.coordinator.block_scheduler.records import (
     Decision,
     FloatArray,
@@ -29,6 +28,7 @@ from gateway.coordinator.block_scheduler.records import (
     TreeShare,
 )
 from gateway.coordinator.block_scheduler.scheduler import SchedulerSettings
+from gateway.coordinator.block_scheduler.trees import BIN_SCORES, packed_scores
 from loadtest.simulator.costs import COSTS
 from loadtest.simulator.loop import Phase, Policy, Run, Scenario, simulate
 from loadtest.simulator.matrix import adaptive
@@ -41,7 +41,6 @@ CONFIDENCE = 6.0
 OTHER_RANKS: FloatArray = np.array([0.45, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02])
 """Where the right token ranks, from the second place on, when it is not the first."""
 WARM_UP = 0.25
-_BIN_SCORES = np.linspace(LEAST_BIN_SCORE, 0.0, NUM_SCORE_BINS)
 
 
 class Node(NamedTuple):
@@ -77,7 +76,7 @@ def grow(chances: FloatArray, most: int) -> list[Node]:
 def shared_out(trees: Sequence[Sequence[Node]], tags: Sequence[str], share: TreeShare) -> list[int]:
     """Return how many nodes of each tree are worth their time, as the drafter finds it."""
     likely = [
-        np.interp([node.score for node in tree], _BIN_SCORES, share.acceptance[tag])
+        np.interp([node.score for node in tree], BIN_SCORES, share.acceptance[tag])
         for tree, tag in zip(trees, tags, strict=True)
     ]
     order = np.argsort(-np.concatenate(likely), kind="stable")
@@ -101,8 +100,8 @@ class TreeRun(Run):
     def _play_trees(self, step: int, decision: Decision, context: int) -> int:
         share, streams = decision.tree, self._streams
         assert share is not None
-        block = decision.draft_width
-        hazards = self._hazards(block).astype(np.float64)
+        drafted = decision.draft_width
+        hazards = self._hazards(drafted).astype(np.float64)
         inside = np.clip(hazards, 0.01, 0.99)
         sure = self._rng.beta(CONFIDENCE * inside, CONFIDENCE * (1.0 - inside))  # [R, slots]
         chances = np.concatenate(
@@ -127,7 +126,7 @@ class TreeRun(Run):
                 TreeRowOutcome(
                     streams.seq_ids[row],
                     streams.tags[row],
-                    block,
+                    drafted,
                     count,
                     hits,
                     scores,
@@ -139,7 +138,7 @@ class TreeRun(Run):
             )
         committed = np.minimum(committed, streams.remaining)
         num_positions = len(trees) + sum(counts)
-        outcome = self._outcome(decision, num_positions, block, len(trees), context)
+        outcome = self._outcome(decision, num_positions, drafted, len(trees), context)
         outcome = outcome._replace(trees=outcomes, draft_width=share.draft_width)
         self._observe(step, outcome, int(committed.sum()), expected)
         for seq_id in streams.commit(committed):

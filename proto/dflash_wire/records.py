@@ -277,9 +277,8 @@ class StepPlan:
         budget = self.node_budget
         if budget is None:
             return sum(row.num_positions for row in self.rows)
-        rows = enumerate(self.rows)
-        own = sum(1 if budget.map_of(i) >= 0 else row.num_positions for i, row in rows)
-        return own + budget.most_nodes
+        own = (r.num_positions if budget.map_of(i) < 0 else 1 for i, r in enumerate(self.rows))
+        return sum(own) + budget.most_nodes
 
     @property
     def num_features(self) -> int:
@@ -287,10 +286,7 @@ class StepPlan:
         return sum(row.most_kept for row in self.rows)
 
     def feature_offsets(self) -> Iterator[int]:
-        """Yield the FeaturePool row of every row's first position.
-
-        It follows from the plan alone, for a tree may turn out smaller than planned.
-        """
+        """Yield the FeaturePool row of each row's first position; a tree that turns out small moves none."""
         offset = self.feature_base
         for row in self.rows:
             yield offset

@@ -141,8 +141,8 @@ class BlockScheduler:
         most = survival.num_positions + 1
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
         self.trees = TreeEstimator()
-        blocks = sorted({block for block in self.settings.tree_blocks if block <= most} | {most})
-        self._tree_widths = [TREES + block for block in blocks if block > 1]
+        blocks = {*(width for width in self.settings.tree_blocks if width <= most), most}
+        self._tree_widths = [TREES + width for width in sorted(blocks) if width > 1]
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
         self._asked: _Asked | None = None
@@ -194,9 +194,8 @@ class BlockScheduler:
         asked, step = self._asked, self._num_decisions + 1
         self._asked = None
         # Of two steps in flight, the next one has other rows than the latest.
-        if asked is None or asked.load.num_cohorts > 1:
-            return
-        if self.cost is not None and step >= self._safe_until:
+        is_same = asked is not None and asked.load.num_cohorts == 1
+        if asked and is_same and self.cost is not None and step >= self._safe_until:
             self._choice = self._chosen(asked, step)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -343,9 +342,10 @@ class BlockScheduler:
         planes = np.zeros((num_chains + len(widths), len(rows), num_nodes))
         planes[:num_chains, :, : survival.shape[2]] = survival
         for index, width in enumerate(widths):
-            block = block_width(width)
-            expected = self.trees.expected(rows, block, self.survival.class_survival)[:, :num_nodes]
-            planes[num_chains + index] = np.minimum(1.0, expected * self.trees.gain.tokens)
+            drafted = block_width(width)
+            expected = self.trees.expected(rows, drafted, self.survival.class_survival)
+            gained = expected[:, :num_nodes] * self.trees.gain.tokens
+            planes[num_chains + index] = np.minimum(1.0, gained)
         return planes
 
     def _probe(self, asked: _Asked, weighed: Weighing, kept: Option, step: int) -> _Choice | None:

@@ -55,8 +55,8 @@ def sweep_cells(
     widest, narrow = RAGGED_WIDTHS
     if widest in draft_widths:
         cells += [Cell(n, widest, NEAR, narrow) for n in RAGGED_ROWS if n in rows]
-    for block in tree_blocks:
-        cells += [Cell(n, TREE_WIDTH, NEAR, 0, block) for n in TREE_ROWS if n in rows]
+    for width in tree_blocks:
+        cells += [Cell(n, TREE_WIDTH, NEAR, 0, width) for n in TREE_ROWS if n in rows]
     fitting = [cell for cell in cells if _fits(cell, limits)]
     return sorted(fitting, key=lambda cell: cell.num_rows * (cell.width + cell.context // NEAR))
 

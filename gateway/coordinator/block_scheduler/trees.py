@@ -20,6 +20,7 @@ import numpy as np
 
 from dflash_wire.ports import MAX_TREE_POSITIONS
 from dflash_wire.trees import LEAST_BIN_SCORE, NUM_SCORE_BINS, unpacked_scores
+from dflash_wire.trees import packed_scores as packed_scores
 from gateway.coordinator.block_scheduler.allocation import Option
 from gateway.coordinator.block_scheduler.records import (
     FloatArray,
@@ -47,7 +48,7 @@ Chains = Callable[[str, int], FloatArray]
 _Kind = tuple[str, int]
 """Class of the requests, and width of the blocks."""
 _BIN_WIDTH = -LEAST_BIN_SCORE / (NUM_SCORE_BINS - 1)
-_BIN_SCORES: FloatArray = np.linspace(LEAST_BIN_SCORE, 0.0, NUM_SCORE_BINS)
+BIN_SCORES: FloatArray = np.linspace(LEAST_BIN_SCORE, 0.0, NUM_SCORE_BINS)
 
 
 def prior_curve(survival: FloatArray, power: float) -> FloatArray:
@@ -115,7 +116,7 @@ class Calibration:
         """Return ``[NUM_SCORE_BINS]`` probabilities at the bins' scores, rising."""
         if self._map is None:
             trials = self._trials + prior
-            hits = self._hits + prior * np.exp(_BIN_SCORES)
+            hits = self._hits + prior * np.exp(BIN_SCORES)
             self._map = _rising(hits / trials, trials)
         return self._map
 
@@ -185,27 +186,27 @@ class TreeEstimator:
         self._requests: dict[int, Score] = {}
         self.gain = TreeGain(self._settings.gain_prior)
 
-    def acceptance(self, traffic: str, block: int) -> FloatArray:
+    def acceptance(self, traffic: str, drafted: int) -> FloatArray:
         """Return ``[NUM_SCORE_BINS]`` probabilities of nodes of a class at the bins' scores, rising.
 
         Args:
             traffic: class of the requests.
-            block: width of the blocks that the trees come out of.
+            drafted: width of the blocks that the trees come out of.
         """
-        calibration = self._calibrations.get((traffic, block)) or Calibration()
+        calibration = self._calibrations.get((traffic, drafted)) or Calibration()
         return calibration.probabilities(self._settings.calibration_prior)
 
-    def expected(self, rows: Sequence[RowState], block: int, chains: Chains) -> FloatArray:
+    def expected(self, rows: Sequence[RowState], drafted: int, chains: Chains) -> FloatArray:
         """Return ``[rows, MOST_NODES]`` probabilities of each row's nodes to come, falling along a row.
 
         Args:
             rows: to have trees.
-            block: width of the blocks that these come out of.
+            drafted: width of the blocks that these come out of.
             chains: survival of chains, by class and block.
         """
         shifts = [self._requests.get(row.seq_id, NO_SCORE).shift for row in rows]
         of_class = {
-            traffic: self._curve_odds((traffic, block), chains)
+            traffic: self._curve_odds((traffic, drafted), chains)
             for traffic in dict.fromkeys(row.traffic for row in rows)
         }
         odds = np.stack([of_class[row.traffic] for row in rows]) * np.exp(shifts)[:, None]
@@ -237,7 +238,7 @@ class TreeEstimator:
             num_nodes: ``[sizes]`` nodes of all rows to choose from, ascending, 0 first.
             step_ms: ``[sizes]`` what the step takes.
         """
-        block = block_width(option.draft_width)
+        drafted = block_width(option.draft_width)
         planned = option.num_positions - len(rows)
         per_row = -(-planned // len(rows))
         most_width = min(MAX_TREE_POSITIONS, 1 + SPARE_NODES + 2 * per_row)
@@ -249,7 +250,7 @@ class TreeEstimator:
             most_width,
             num_nodes[: fitting + 1 : stride].tolist(),
             step_ms[: fitting + 1 : stride].tolist(),
-            {traffic: self.acceptance(traffic, block).tolist() for traffic in classes},
+            {traffic: self.acceptance(traffic, drafted).tolist() for traffic in classes},
             len(rows) + (option.tokens - len(rows)) / self.gain.tokens,
             option.step_ms / self.gain.time,
         )
@@ -303,7 +304,7 @@ class TreeEstimator:
         probabilities = calibration.probabilities(settings.calibration_prior)
         for scores in scores_of:
             trials[: len(scores)] += 1.0
-            likely[: len(scores)] += np.interp(scores, _BIN_SCORES, probabilities)
+            likely[: len(scores)] += np.interp(scores, BIN_SCORES, probabilities)
         calibration.add(np.concatenate(verified), np.concatenate(hits), settings.calibration_decay)
         curve.add(trials, likely, settings.curve_decay)
         self._odds.pop(kind, None)

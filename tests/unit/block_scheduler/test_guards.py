@@ -109,6 +109,7 @@ def due_steps(
     for step in range(1, num_steps + 1):
         width = budget.due(step, losses)
         if width is not None:
+            budget.spend(step, width, budget.price(losses[width]))
             found[width].append(step)
     return found
 
@@ -123,6 +124,13 @@ def test_the_less_a_probe_is_expected_to_lose_the_more_often_it_is_made() -> Non
     assert len(tried[16]) <= 2
 
 
+def test_a_probe_that_is_not_made_costs_nothing() -> None:
+    budget = ProbeBudget(SAVING)
+    assert [budget.due(step, {4: 0.05}) for step in (60, 61, 62)] == [4, 4, 4]
+    budget.spend(62, 4, budget.price(0.05))
+    assert budget.due(63, {4: 0.05}) is None
+
+
 def test_probes_keep_apart() -> None:
     tried = due_steps(ProbeBudget(SAVING), 500, {2: 0.0, 4: 0.0, 8: 0.0})
     steps = sorted(step for mine in tried.values() for step in mine)
@@ -132,10 +140,10 @@ def test_probes_keep_apart() -> None:
 @pytest.mark.parametrize(("cost", "gap"), [(0.0, 32), (0.2, 50), (3.0, 90)])
 def test_plain_decoding_looks_around_for_a_share_of_the_time(cost: float, gap: int) -> None:
     budget = ProbeBudget(GuardSettings(plain_probe_share=0.004, plain_probe_gaps=(32, 90)))
-    budget.note(100)
+    budget.spend(100, 4, 0.0)
     assert not budget.is_free_for_few(100 + gap - 1, cost)
     assert budget.is_free_for_few(100 + gap, cost)
-    budget.note(100 + gap)
+    budget.spend(100 + gap, 4, 0.0)
     budget.hurry()
     assert budget.is_free_for_few(101 + gap, cost)
 

@@ -118,7 +118,7 @@ def test_tree_cycles_count_the_nodes_that_were_verified() -> None:
     stats = bench.sink.stats("r")
     totals = bench.coordinator.snapshot().totals
     rows = [row for plan in bench.ring.plans for row in plan.rows if row.is_tree]
-    num_nodes = sum(fake_tree(row, 0).num_nodes for row in rows)
+    num_nodes = sum(fake_tree(row, 0, row.width - 1).num_nodes for row in rows)
     assert stats.num_draft_tokens == totals.num_draft_tokens == num_nodes
     assert num_nodes < 23 * len(rows), "none came back smaller than planned"
     assert totals.accepted_drafts_by_position[0] == len(rows)

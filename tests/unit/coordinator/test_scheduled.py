@@ -10,6 +10,7 @@ import pytest
 from coordinator_fakes import Bench, make_limits, make_request
 from toy_target import DRAFTERS
 
+from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import InvalidRequestError
 from dflash_wire.records import StepPlan
 from dflash_wire.trees import NUM_SCORE_BINS
@@ -348,3 +349,32 @@ def test_a_new_default_holds_for_running_requests_that_named_none() -> None:
     assert widths() == {0: 2, 1: 4, 2: 1}
     bench.run_until_idle()
     bench.check_all_finished()
+
+
+def test_no_row_gets_a_block_that_its_drafter_does_not_have() -> None:
+    drafters = (DrafterLimits("wide", 16), DrafterLimits("narrow", 8))
+    limits = make_limits(drafters, max_step_positions=64, num_pages=512)
+    for make in (only_trees, hostile):
+        right = DRAFTERS["always_right"]
+        bench = Bench(limits, (right, right), "adaptive", scheduler=make())
+        for i in range(8):
+            bench.submit(make_request(f"r{i}", 5, 60, seed=i, drafter="narrow"))
+        bench.run_until_idle()
+        bench.check_all_finished()
+        rows = [row for plan in bench.ring.plans for row in plan.rows if not row.is_prefill]
+        assert max(row.drafted_width for row in rows) == 8
+
+
+def test_a_wide_tree_goes_on_when_the_prefill_that_waited_is_cancelled() -> None:
+    """A share of the next step was kept for that prefill; what is left is too little for the tree."""
+    limits = make_limits(max_step_positions=64, num_pages=512)
+    bench = Bench(limits, policy="static-tree:64", cohorts=(1,))
+    bench.submit(make_request("a", 5, 120))
+    for _ in range(4):
+        bench.step()
+    bench.submit(make_request("b", 5, 120, seed=2))
+    bench.step()
+    bench.coordinator.cancel("b")
+    bench.run_until_idle()
+    bench.check_finished("a")
+    assert bench.coordinator.snapshot().totals.last_error is None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from gateway_fakes import Serve, last
+from gateway_fakes import Encode, Serve, last
 
 from gateway.chat_tokenizer import ChatTokenizer
 
@@ -175,3 +175,13 @@ async def test_conversations_that_cannot_fit_cost_nothing(
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize(
+    "policy", ["adaptive", "adaptive-chain", "table", "off", "static:16", "static-tree:64"]
+)
+async def test_every_policy_may_be_requested(serve: Serve, encode: Encode, policy: str) -> None:
+    served = serve([last(encode("x"))])
+    response = await served.chat(dflash={"policy": policy})
+    assert response.status_code == 200
+    assert served.engine.requests[0].policy == policy
