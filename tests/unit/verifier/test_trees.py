@@ -34,10 +34,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Truths(dict[SamplingParams, Lane]):
+    """Plain decoding of every kind, with the features that it left."""
+
+    def __repr__(self) -> str:
+        return "truths"  # hypothesis prints what a test was given
+
+
 @pytest.fixture(scope="module")
-def truths(path: Path) -> dict[SamplingParams, Lane]:
-    """Plain decoding, with the features that it left."""
-    lanes = {}
+def truths(path: Path) -> Truths:
+    lanes = Truths()
     for sampling in SAMPLINGS:
         plain = Harness(path, TAPS)
         lane = plain.lane(PROMPT, sampling=sampling)
@@ -71,19 +77,14 @@ def filled_in(nodes: list[tuple[int, Any]], truth: list[int]) -> Tree:
     return token_ids, parents
 
 
-def followed_path(tree: Tree, truth: list[int]) -> int:
-    """Nodes that the target follows; of equal siblings, which only a hostile drafter makes, the first."""
-    token_ids, parents = tree
-    node, length = 0, 0
-    while True:
-        wanted = (node, truth[length])
-        child = next(
-            (j for j, pair in enumerate(zip(parents, token_ids, strict=True)) if pair == wanted),
-            None,
-        )
-        if child is None:
-            return length
-        node, length = child + 1, length + 1
+def right_path(tree: Tree, truth: list[int]) -> int:
+    """How far the truth can be followed; of equal siblings the first one counts."""
+    nodes = list(zip(tree[1], tree[0], strict=True))
+    node = level = 0
+    while (node, truth[level]) in nodes:
+        node = nodes.index((node, truth[level])) + 1
+        level += 1
+    return level
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,7 +96,7 @@ def followed_path(tree: Tree, truth: list[int]) -> int:
 )
 def test_any_tree_gives_the_output_of_plain_decoding(
     path: Path,
-    truths: dict[SamplingParams, Lane],
+    truths: Truths,
     sampling: SamplingParams,
     chunk: int,
     trees: list[list[tuple[int, Any]]],
@@ -120,7 +121,7 @@ def test_any_tree_gives_the_output_of_plain_decoding(
             parents.insert(place, [])
         result = harness.step(entries, drafts, parents)
         mine = [entry[0] for entry in entries].index(lane)
-        num_right = followed_path(tree, ahead)
+        num_right = right_path(tree, ahead)
         assert result.committed_token_ids[mine] == ahead[: num_right + 1]
         assert result.trees is not None
         outcome = result.trees[mine]
@@ -156,7 +157,7 @@ def prefilled(path: Path) -> tuple[Harness, Lane]:
 )
 def test_shapes(
     path: Path,
-    truths: dict[SamplingParams, Lane],
+    truths: Truths,
     name: str,
     parents: list[int],
     marks: str,
@@ -182,7 +183,7 @@ def test_shapes(
     harness.check_untouched([lane])
 
 
-def test_chains_and_trees_share_a_step(path: Path, truths: dict[SamplingParams, Lane]) -> None:
+def test_chains_and_trees_share_a_step(path: Path, truths: Truths) -> None:
     """Rows behind a tree that is smaller than planned: their tokens, pages and features are their own."""
     harness = Harness(path, TAPS, num_pages=80)
     lanes = [harness.lane(PROMPT, sampling=sampling) for sampling in SAMPLINGS * 2]
