@@ -166,7 +166,7 @@ def test_trees_cost_steps_without_them_nothing() -> None:
     drafts.add_tree(1, [7, 8], [0, 0], b"1234")
     result.trees = [None, TreeOutcome(2, [1], b"1234")]
     assert len(codec.encode_drafts(drafts)) == num_drafts + 2 + (4 - 1) + (3 + 2 + 5)
-    assert len(codec.encode_result(result)) == num_result + (1 + 1 + 1 + 1 + 2 + 6)
+    assert len(codec.encode_result(result)) == num_result + (1 + 1 + 1 + 1 + 2 + 6 + 2)
     chain, tree = (Row(1, [5], 9, [0], width=8, is_tree=is_tree) for is_tree in (False, True))
     sizes = {len(codec.encode_plan(StepPlan(1, [row]))) for row in (chain, tree)}
     assert len(sizes) == 1
