@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.processes import BenchError
 from loadtest.prompt_sets import Prompt
+from loadtest.request_failures import failing_as
 from loadtest.sse_client import ChatStream, ChatStreamReader, StreamError
 from loadtest.timing import stream_timing
 
@@ -198,14 +198,12 @@ class ClosedLoop:
         connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            try:
+            with failing_as(f"{policy}: a request failed"):
                 async with asyncio.TaskGroup() as group:
                     tasks = [
                         group.create_task(self._stream(session, policy, end_s))
                         for _ in range(num_streams)
                     ]
-            except* (aiohttp.ClientError, StreamError, TimeoutError) as errors:
-                raise BenchError(f"{policy}: a request failed: {errors.exceptions[0]}") from errors
         answers = tuple(answer for task in tasks for answer in task.result())
         return Cell(policy, num_streams, begin_s, end_s, answers)
 

@@ -13,6 +13,7 @@ import aiohttp
 
 from loadtest.cpu_time import cpu_s
 from loadtest.processes import BenchError
+from loadtest.request_failures import failing_as
 from loadtest.sse_client import ChatStream, ChatStreamReader, StreamError
 from loadtest.stamps import FIRST_TEXT, TOKENS_PER_STAMP, age_s
 
@@ -128,16 +129,14 @@ class PacedClient:
         idle = await _idle(parts)
         begin_s = time.perf_counter() + warm_s
         end_s = begin_s + measure_s
-        try:
+        with failing_as(f"{edge.name}: a stream failed"):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._read(edge, body)) for _ in range(num_streams)]
                 await asyncio.sleep(begin_s - time.perf_counter())
                 before = _read_cpu_s(parts)
                 await asyncio.sleep(end_s - time.perf_counter())
                 used = _used_since(before, parts)
-            ages = [age for task in tasks for age in stamp_ages(task.result(), begin_s, end_s)]
-        except* (aiohttp.ClientError, StreamError, TimeoutError) as errors:
-            raise BenchError(f"{edge.name}: a stream failed: {errors.exceptions[0]}") from errors
+        ages = [age for task in tasks for age in stamp_ages(task.result(), begin_s, end_s)]
         num_tokens = TOKENS_PER_STAMP * len(ages)
         return StreamCell(edge.name, num_tokens, measure_s, used, idle, tuple(ages))
 
