@@ -36,7 +36,7 @@ STREAM = [
 
 def run_cell(server: FakeServer, num_streams: int = 2) -> Cell:
     loop = ClosedLoop(server.base_url, "demo", PROMPTS, 7)
-    return asyncio.run(loop.run("static:8", num_streams, 0.02, 0.1))
+    return asyncio.run(loop.run("static:8", num_streams, 0.02, 0.4))
 
 
 def test_streams_follow_each_other(fake_server: FakeServer) -> None:
