@@ -155,9 +155,8 @@ def grow_together(scores: Tensor, token_ids: Tensor, size: int) -> Tensor:
         ``[R, 3, N']`` int64 with N' nodes at most N: token ids, parents, and the bits of float64 scores. What
         has a score of -inf comes last and is no node.
     """
-    scores = (
-        scores.double()
-    )  # sums as exact as those of ``grow_tree``, so that both break the same ties
+    # Sums as exact as those of ``grow_tree``, so that both break the same ties.
+    scores = scores.double()
     num_rows, num_slots, num_ranks = scores.shape
     level = scores.new_zeros(num_rows, 1)  # the anchor
     first = 0

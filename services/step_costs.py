@@ -16,6 +16,7 @@ from gateway.coordinator.block_scheduler.cost_file import cost_path, load_sample
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, SchedulerSettings
 from gateway.coordinator.block_scheduler.sweep import Cell, sweep, sweep_cells
+from gateway.coordinator.block_scheduler.trees import blocks_within
 from services.config import AppArgs
 from services.spec import EngineSpec, file_digest
 
@@ -89,7 +90,8 @@ def measured_samples(
     widths = sorted({1, *(width for width in scheduler.draft_widths if width <= most)})
     logger.info("step costs: measured now, for %g s at most", scheduler.sweep_s)
     began = time.perf_counter()
-    blocks = tree_blocks_of(limits) if scheduler.allows_trees else ()
+    wanted = SchedulerSettings().tree_blocks
+    blocks = blocks_within(wanted, most) if scheduler.allows_trees else []
     samples = sweep(ring, limits, widths, scheduler.sweep_s, tree_blocks=blocks)
     took_s = time.perf_counter() - began
     logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
@@ -105,13 +107,6 @@ def measured_samples(
     elif folder is not None:
         save_samples(cost_path(folder, mine), mine, samples)
     return samples
-
-
-def tree_blocks_of(limits: EngineLimits) -> list[int]:
-    """Return the widths of the blocks that trees may come out of."""
-    most = limits.max_draft_block_size
-    blocks = {*SchedulerSettings().tree_blocks, most}
-    return sorted(width for width in blocks if 1 < width <= most)
 
 
 def _share_measured(samples: list[CostSample], cells: list[Cell]) -> float:

@@ -41,7 +41,7 @@ from gateway.coordinator.block_scheduler.records import (
 )
 from gateway.coordinator.block_scheduler.survival import SurvivalEstimator
 from gateway.coordinator.block_scheduler.table_policy import WidthTable
-from gateway.coordinator.block_scheduler.trees import TreeEstimator, most_nodes
+from gateway.coordinator.block_scheduler.trees import TreeEstimator, blocks_within, most_nodes
 from gateway.coordinator.block_scheduler.weighing import Weighing
 
 TABLE, PLAIN, SPECULATE, PROBE, SAFE = "table", "plain", "speculate", "probe", "safe"
@@ -141,8 +141,8 @@ class BlockScheduler:
         most = survival.num_positions + 1
         self._draft_widths = sorted({1, *(w for w in self.settings.draft_widths if w <= most)})
         self.trees = TreeEstimator()
-        blocks = {*(width for width in self.settings.tree_blocks if width <= most), most}
-        self._tree_widths = [TREES + width for width in sorted(blocks) if width > 1]
+        widths = blocks_within(self.settings.tree_blocks, most)
+        self._tree_widths = [TREES + width for width in widths]
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
         self._asked: _Asked | None = None

@@ -66,6 +66,11 @@ def prior_curve(survival: FloatArray, power: float) -> FloatArray:
     return falling
 
 
+def blocks_within(wanted: Sequence[int], most: int) -> list[int]:
+    """Return the widths of the blocks that trees come out of: the wanted ones that exist, and the widest."""
+    return sorted({width for width in (*wanted, most) if 1 < width <= most})
+
+
 def most_nodes(num_rows: int) -> int:
     """Return the nodes of a row that are weighed at most."""
     return max(LEAST_MOST, min(MOST_NODES, WEIGHED_NODES // num_rows))
