@@ -21,7 +21,7 @@ from dflash_wire.records import (
     StepResult,
     TokenChunk,
 )
-from dflash_wire.trees import LEAST_SCORE, TreeOutcome, packed_scores, unpacked_scores
+from dflash_wire.trees import LEAST_SCORE, NodeBudget, TreeOutcome, packed_scores, unpacked_scores
 
 pytestmark = pytest.mark.unit
 
@@ -54,7 +54,20 @@ rows = st.builds(
     is_tree=st.booleans(),
 )
 ingests = st.builds(
-    Ingest, feature_offset=counts, num_tokens=counts, start_position=counts, page_ids=ids
+    Ingest,
+    feature_offset=counts,
+    num_tokens=counts,
+    start_position=counts,
+    page_ids=ids,
+    drafter=counts,
+    stride=counts,
+)
+budgets = st.builds(
+    NodeBudget,
+    sharing=st.lists(st.integers(-1, 3), max_size=3),
+    num_nodes=ids,
+    step_ms=st.lists(times, max_size=3),
+    acceptance=st.lists(st.lists(st.floats(0, 1), max_size=3), max_size=2),
 )
 plans = st.builds(
     StepPlan,
@@ -62,6 +75,8 @@ plans = st.builds(
     rows=st.lists(rows, max_size=3),
     ingests=st.lists(ingests, max_size=3),
     feature_base=counts,
+    num_cohorts=counts,
+    node_budget=st.none() | budgets,
 )
 drafts = st.builds(
     DraftResult,
@@ -69,9 +84,17 @@ drafts = st.builds(
     draft_token_ids=st.lists(ids, max_size=3),
     draft_ms=times,
     parents=st.none() | st.lists(ids, max_size=3),
+    began_s=times,
     scores=st.none() | st.lists(st.binary(max_size=6), max_size=3),
 )
-trees = st.builds(TreeOutcome, num_nodes=counts, accepted_nodes=ids, scores=st.binary(max_size=6))
+trees = st.builds(
+    TreeOutcome,
+    num_nodes=counts,
+    accepted_nodes=ids,
+    scores=st.binary(max_size=6),
+    chain_trials=counts,
+    chain_hits=counts,
+)
 results = st.builds(
     StepResult,
     step_id=counts,
@@ -79,6 +102,8 @@ results = st.builds(
     draft_ms=times,
     verify_ms=times,
     error=errors,
+    draft_began_s=times,
+    verify_began_s=times,
     trees=st.none() | st.lists(st.none() | trees, max_size=3),
 )
 cycles = st.builds(
@@ -112,6 +137,7 @@ requests = st.builds(
     frame_address=texts,
     cache_salt=texts,
     priority=st.integers(-(2**31), 2**31 - 1),
+    drafter=st.none() | texts,
 )
 few = settings(max_examples=40, deadline=None)
 
