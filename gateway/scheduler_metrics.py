@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from dflash_wire.records import GroupGauges, SchedulerGauges
+from dflash_wire.gauges import GroupGauges, SchedulerGauges
 
 LABELS = ["group", "lane"]
 
@@ -37,6 +37,14 @@ def scheduler_metrics(groups: Sequence[GroupGauges]) -> Iterable[Metric]:
         "Committed tokens and step time, observed / predicted over the last 256 steps.",
         labels=[*LABELS, "of"],
     )
+    predicted = CounterMetricFamily(
+        "dflash_block_predicted_tokens",
+        "Committed tokens that were predicted of steps that speculated as decided.",
+        labels=LABELS,
+    )
+    observed = CounterMetricFamily(
+        "dflash_block_observed_tokens", "Those that came of the same steps.", labels=LABELS
+    )
     brier = GaugeMetricFamily(
         "dflash_block_brier_score", "Mean squared error of predicted acceptance.", labels=LABELS
     )
@@ -53,11 +61,13 @@ def scheduler_metrics(groups: Sequence[GroupGauges]) -> Iterable[Metric]:
         switches.add_metric(labels, now.num_switches)
         ratios.add_metric([*labels, "tokens"], now.token_ratio)
         ratios.add_metric([*labels, "time"], now.time_ratio)
+        predicted.add_metric(labels, now.predicted_tokens)
+        observed.add_metric(labels, now.observed_tokens)
         brier.add_metric(labels, now.brier_score)
         for position, probability in enumerate(now.survival, start=1):
             survival.add_metric([*labels, str(position)], probability)
         widths.add_metric(labels, *_buckets(now.rows_by_width))
-    return [state, switches, ratios, brier, survival, widths]
+    return [state, switches, ratios, predicted, observed, brier, survival, widths]
 
 
 def _lanes(groups: Sequence[GroupGauges]) -> Iterable[tuple[list[str], SchedulerGauges]]:

@@ -19,6 +19,7 @@ from loadtest.bench_rows import ApiClient
 from loadtest.cell_options import add_cell_arguments, check_cell_options, chosen_prompts
 from loadtest.closed_loop import ClosedLoop
 from loadtest.interleaved import measure_interleaved
+from loadtest.metrics_reader import MetricsReader
 from loadtest.processes import (
     BenchError,
     accept_interrupts,
@@ -92,7 +93,10 @@ def run(options: argparse.Namespace) -> None:
             for temperature in options.temperatures
         }
         cells = asyncio.run(
-            measure_interleaved(loops, options.levels, warm_up_s, options.repeats, options.seconds)
+            measure_interleaved(
+                *(loops, options.levels, warm_up_s, options.repeats, options.seconds),
+                reader=MetricsReader(url),
+            )
         )
     report = evaluate(cells)
     settings: dict[str, object] = {

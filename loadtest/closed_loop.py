@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -75,6 +75,8 @@ class Cell:
     end_s: float
     answers: tuple[Answer, ...]
     """All answers, also those that reach out of the window."""
+    counted: Mapping[str, float] = field(default_factory=dict)
+    """How much the server's counters rose, warm-up included; empty unless they were read."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from tqdm import tqdm
 
 from loadtest.bench_report import rotated
 from loadtest.closed_loop import Cell, ClosedLoop
+from loadtest.metrics_reader import MetricsReader
 
 PROMPTS_APART = 37
 """How far the repeats' first prompts lie apart; cells of one repeat all get the same prompts."""
@@ -31,6 +33,7 @@ async def measure_interleaved(
     warm_up_s: Mapping[str, float],
     repeats: int,
     measure_s: float,
+    reader: MetricsReader | None = None,
 ) -> dict[Key, list[Cell]]:
     """Run every policy at every level of every loop ``repeats`` times.
 
@@ -40,12 +43,13 @@ async def measure_interleaved(
         warm_up_s: the policies, and how long each runs before a window.
         repeats: windows per policy, level and loop.
         measure_s: length of a window.
+        reader: of the server's metrics, if cells should say how much its counters rose.
 
     Returns:
         Cells by the loop's key; those of one policy and level in the order of repeats.
 
     Raises:
-        BenchError: a request failed.
+        BenchError: a request failed, or the metrics cannot be read.
     """
     cells: dict[Key, list[Cell]] = {key: [] for key in loops}
     with tqdm(total=repeats * len(loops) * len(levels) * len(warm_up_s), unit="cell") as progress:
@@ -55,7 +59,10 @@ async def measure_interleaved(
                     for policy in order:
                         progress.set_postfix_str(f"{key}, {level} streams, {policy}")
                         first = repeat * PROMPTS_APART
+                        before = reader.read() if reader else {}
                         cell = await loop.run(policy, level, warm_up_s[policy], measure_s, first)
-                        cells[key].append(cell)
+                        after = reader.read() if reader else {}
+                        rise = {name: after[name] - before.get(name, 0.0) for name in after}
+                        cells[key].append(replace(cell, counted=rise))
                         progress.update()
     return cells

@@ -31,6 +31,9 @@ LEAST_OF_CHAIN_SPEED = {0.0: 1.08, 1.0: 1.1}
 """Bar: tokens per second of the best tree over the best chain at one stream, by temperature."""
 LEAST_OF_BEST = 0.97
 """Bar: what the judged policy keeps of the best fixed one's throughput, in every cell."""
+PREDICTED, OBSERVED = "dflash_block_predicted_tokens_total", "dflash_block_observed_tokens_total"
+LEAST_OF_PREDICTION = 0.95
+"""Bar: committed over predicted tokens of the judged policy, or the inverse, in every cell."""
 
 Windows = dict[tuple[str, int], list[Cell]]
 """Policy and number of streams -> cells in the order of repeats. Those of one temperature."""
@@ -78,6 +81,8 @@ class JudgedCell:
     """Median over all windows."""
     of_best: Share
     """Of what was best in the other half of the repeats, as in the scheduler's matrix."""
+    of_predicted: float | None
+    """Committed tokens over those that the block scheduler predicted; None if it predicted none."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def evaluate(cells: Mapping[float, Sequence[Cell]]) -> TreeReport:
             bars["speed"].append(_speed_bar(temperature, policies, windows))
     worst = min((cell.of_best.value for cell in judged), default=None)
     last = Bar(f"{JUDGED} / best fixed policy, worst cell", LEAST_OF_BEST, worst)
-    return TreeReport(rows, judged, [*bars["tau"], *bars["speed"], last])
+    return TreeReport(rows, judged, [*bars["tau"], *bars["speed"], last, _prediction_bar(judged)])
 
 
 def _levels(windows: Windows) -> list[int]:
@@ -209,8 +214,23 @@ def _judged(temperature: float, policies: Sequence[str], windows: Windows) -> li
         rates = [cell.tokens_per_s for cell in windows[JUDGED, level]]
         of_best = share(rates, _best_elsewhere(fixed, level, windows))
         best = max(fixed, key=lambda policy: _rate(windows[policy, level]))
-        cells.append(JudgedCell(temperature, level, best, of_best))
+        predicted = _of_predicted(windows[JUDGED, level])
+        cells.append(JudgedCell(temperature, level, best, of_best, predicted))
     return cells
+
+
+def _of_predicted(cells: Sequence[Cell]) -> float | None:
+    predicted, observed = (
+        sum(cell.counted.get(name, 0.0) for cell in cells) for name in (PREDICTED, OBSERVED)
+    )
+    return observed / predicted if predicted else None
+
+
+def _prediction_bar(judged: Sequence[JudgedCell]) -> Bar:
+    ratios = [cell.of_predicted for cell in judged if cell.of_predicted]
+    worst = min((min(ratio, 1 / ratio) for ratio in ratios), default=None)
+    name = "committed / predicted tokens, or the inverse, worst cell"
+    return Bar(name, LEAST_OF_PREDICTION, worst)
 
 
 def _tau_bar(temperature: float, rows: Sequence[TreeRow]) -> Bar:
@@ -246,7 +266,7 @@ def render_table(report: TreeReport) -> str:
         lines.append(line)
     shares = [
         f"{JUDGED} at temperature {cell.temperature:g}, {cell.num_streams} streams: "
-        f"{cell.of_best} of the best ({cell.best})"
+        f"{cell.of_best} of the best ({cell.best}), {_number(cell.of_predicted)} of the predicted tokens"
         for cell in report.judged
     ]
     return "\n".join([aligned_table(lines), "", *shares, *map(bar_line, report.bars)])

@@ -194,12 +194,16 @@ class DriftAlarm:
         self._predicted = self._observed = 0.0
         self.ratio = 1.0
         """Observed / predicted over the last full window."""
+        self.all_predicted = self.all_observed = 0.0
+        """Sums over all steps."""
 
     def add(self, predicted: float, observed: float) -> bool:
         """Add one step; return whether a window has just ended that deviates too much. Mutates."""
         self._num_steps += 1
         self._predicted += predicted
         self._observed += observed
+        self.all_predicted += predicted
+        self.all_observed += observed
         if self._num_steps < self._window:
             return False
         self.ratio = self._observed / self._predicted if self._predicted > 0 else 1.0

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_wire.gauges import SchedulerGauges
 from dflash_wire.ports import MAX_TREE_POSITIONS
-from dflash_wire.records import SchedulerGauges
 from gateway.coordinator.block_scheduler.allocation import Option, candidate_sizes
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.guards import (
@@ -49,15 +49,14 @@ STATES = (TABLE, PLAIN, SPECULATE, PROBE, SAFE)
 
 LOGGED_DECISIONS = 512
 FEW_ROWS = 8
-"""Up to so many rows a choice may be a few steps old, and learning waits for more: both cost as much for one
-row as for many."""
+"""Up to so many rows a choice may be a few steps old, and learning waits: both cost as much for one row."""
 KEPT_STEPS = 4
 SURPRISE = 2.0
 """Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
 PLAIN_LOSS_WEIGHT = 2.0
 """What a probe of all rows is thought to lose counts so much more while they decode plainly."""
 UNASKED_STEPS = 8
-"""Of steps in which nothing was to be decided every so-manieth is learned from: nobody is waiting for it."""
+"""Of steps in which nothing was to be decided every so-manieth is learned from."""
 SAFE_STEPS = 512
 """How long the table rules after an alarm."""
 MOST_SURPRISE = 4.0
@@ -165,6 +164,8 @@ class BlockScheduler:
             brier_score=self.survival.brier_score,
             survival=self.survival.class_survival(DEFAULT_TRAFFIC, most).tolist(),
             rows_by_width=self._rows_by_width.tolist(),
+            predicted_tokens=self._token_alarm.all_predicted,
+            observed_tokens=self._token_alarm.all_observed,
         )
 
     def explain(self, most: int) -> list[str]:
@@ -394,7 +395,6 @@ def _fitted(widths: IntArray, most: int) -> IntArray:
     """Narrow the widest rows to a common width until all fit; at least one position each stays."""
     if int(widths.sum()) <= most:
         return widths
-    # The highest common limit that fits.
     limits = range(int(widths.max()), 0, -1)
     limit = next((n for n in limits if int(np.minimum(widths, n).sum()) <= most), 1)
     return np.minimum(widths, limit)

@@ -6,11 +6,10 @@ from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cyc
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.gauges import GroupGauges, SchedulerGauges
 from dflash_wire.records import (
     CycleStats,
     GenerationRequest,
-    GroupGauges,
-    SchedulerGauges,
     TokenChunk,
 )
 from gateway.app import create_app, create_app_from
@@ -228,7 +227,7 @@ async def test_engine_groups_are_reported_as_they_are_now(serve: Serve) -> None:
 @pytest.mark.asyncio
 async def test_block_schedulers_are_reported_per_lane(serve: Serve) -> None:
     served = serve([])
-    one = SchedulerGauges("speculate", 3, 1.1, 0.9, 0.2, [0.8, 0.5], [0, 4, 0, 2])
+    one = SchedulerGauges("speculate", 3, 1.1, 0.9, 0.2, [0.8, 0.5], [0, 4, 0, 2], 40.5, 41)
     two = one._replace(state="plain", num_switches=0)
     group = GroupGauges("a", 3, 1, 900, 64, 12, 20, 5, 700, 1, (one, two))
     served.engine.groups = [group]
@@ -238,6 +237,8 @@ async def test_block_schedulers_are_reported_per_lane(serve: Serve) -> None:
     assert got["dflash_block_switches_total", "a", "0"] == 3
     assert got["dflash_block_observed_over_predicted", "a", "0", "tokens"] == 1.1
     assert got["dflash_block_observed_over_predicted", "a", "0", "time"] == 0.9
+    assert got["dflash_block_predicted_tokens_total", "a", "0"] == 40.5
+    assert got["dflash_block_observed_tokens_total", "a", "0"] == 41
     assert got["dflash_block_brier_score", "a", "1"] == 0.2
     assert got["dflash_block_survival", "a", "0", "2"] == 0.5
     assert got["dflash_block_width_bucket", "a", "0", "1.0"] == 4

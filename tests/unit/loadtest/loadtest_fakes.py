@@ -25,14 +25,16 @@ class FakeServer:
     headers: dict[str, str] = field(default_factory=dict)
     """Sent with every reply."""
     text: str = ""
-    """Answers a GET; else the model list does."""
+    """Answers a GET; else the model list does, or ``metrics``."""
+    metrics: str = ""
 
 
 def handler_for(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             models = json.dumps({"data": [{"id": "demo"}]})
-            self._send(200, [(server.text or models).encode()])
+            answer = server.metrics if self.path == "/metrics" else models
+            self._send(200, [(server.text or answer).encode()])
 
         def do_POST(self) -> None:
             server.paths.append(self.path)

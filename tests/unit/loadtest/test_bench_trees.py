@@ -12,7 +12,15 @@ from loadtest import bench_trees
 from loadtest.closed_loop import Answer, Cell, ClosedLoop
 from loadtest.interleaved import measure_interleaved, orders
 from loadtest.prompt_sets import Prompt
-from loadtest.tree_report import TreeReport, evaluate, positions, render_table, to_json
+from loadtest.tree_report import (
+    OBSERVED,
+    PREDICTED,
+    TreeReport,
+    evaluate,
+    positions,
+    render_table,
+    to_json,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -35,10 +43,12 @@ def answer(number: int, num_cycles: int, text: str = "same") -> Answer:
     return Answer(9.0, 9.0, 9.0, 121, 1, num_cycles, 120, text=text, number=number)
 
 
-def cell(policy: str, level: int, rate: float, *answers: Answer) -> Cell:
+def cell(
+    policy: str, level: int, rate: float, *answers: Answer, counted: dict[str, float] | None = None
+) -> Cell:
     """A window of a second in which an answer nobody else has brought ``rate`` tokens."""
     own = Answer(0.0, 0.5, 0.5, int(rate), int(rate), 0, 0, number=hash(policy))
-    return Cell(policy, level, 0.0, 1.0, (own, *answers))
+    return Cell(policy, level, 0.0, 1.0, (own, *answers), counted or {})
 
 
 RATES = {"off": 100, "static:8": 200, "static:16": 180, "static-tree:16": 220, "adaptive": 215}
@@ -79,9 +89,9 @@ def test_rows_and_met_bars() -> None:
     assert tree.levels[0].tokens_per_s == 242
     assert tree.levels[0].ratio_to_off == pytest.approx(2.2)
     assert (tree.num_compared, tree.num_different) == (6, 0)
-    # Three of tau, two of speed (none is asked for at 0.7), and the judged policy's.
-    assert [round(bar.value or 0, 2) for bar in report.bars] == [1.2, 1.2, 1.2, 1.1, 1.1, 0.98]
-    assert met(report) == [True] * 6
+    # Three of tau, two of speed (none is asked for at 0.7), and the judged policy's; nothing was predicted.
+    assert [round(bar.value or 0, 2) for bar in report.bars] == [1.2, 1.2, 1.2, 1.1, 1.1, 0.98, 0.0]
+    assert met(report) == [*[True] * 6, None]
     assert "MISSED" not in render_table(report)
 
 
@@ -96,7 +106,7 @@ def test_rows_and_met_bars() -> None:
 )
 def test_missed_bars(rates: dict[str, float], expected: list[bool]) -> None:
     report = evaluate({0.0: cells(**rates)})
-    assert met(report) == expected
+    assert met(report) == [*expected, None]
     assert render_table(report).count("MISSED") == 1
 
 
@@ -105,7 +115,22 @@ def test_the_worst_cell_counts() -> None:
     assert [round(cell.of_best.value, 2) for cell in report.judged] == [0.98, 0.45]
     assert report.judged[1].best == "static-tree:16"
     assert f"8 streams: {report.judged[1].of_best} of the best" in render_table(report)
-    assert report.bars[-1].value == pytest.approx(0.45, abs=0.01)
+    assert report.bars[-2].value == pytest.approx(0.45, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "worst"), [((100, 100), 1.0), ((100, 104), 0.96), ((100, 88), 0.88)]
+)
+def test_predictions_too_high_or_too_low_count(predicted: tuple[int, int], worst: float) -> None:
+    mine = [
+        cell(policy, level, 10, counted={PREDICTED: tokens, OBSERVED: 100})
+        for level, tokens in zip((1, 8), predicted, strict=True)
+        for policy in ("off", "adaptive")
+    ]
+    report = evaluate({0.0: mine})
+    assert report.bars[-1].value == pytest.approx(worst, abs=0.005)
+    assert report.bars[-1].is_met == (worst >= 0.95)
+    assert "1.00 of the predicted tokens" in render_table(report)
 
 
 def test_acceptance_is_compared_on_common_requests() -> None:
@@ -119,7 +144,7 @@ def test_acceptance_is_compared_on_common_requests() -> None:
     assert report.rows[2].ratio_to_chain == pytest.approx(1.2)
     assert report.rows[2].acceptance_length == pytest.approx(240 / 140)
     # No policy was judged, so its bar is not measured.
-    assert met(report) == [True, False, None]
+    assert met(report) == [True, False, None, None]
     assert "not measured" in render_table(report)
 
 
@@ -128,7 +153,7 @@ def test_trees_are_compared_with_the_widest_chain_of_no_more_positions() -> None
     rows = evaluate({0.0: [cell(policy, 4, 10, answer(0, 9)) for policy in policies]}).rows
     assert [row.chain for row in rows[3:]] == ["static:4", "static:16", None]
     # Neither a tree of 16 nor one stream was measured.
-    assert met(evaluate({0.0: [cell(p, 4, 10, answer(0, 9)) for p in policies]})) == [None] * 3
+    assert met(evaluate({0.0: [cell(p, 4, 10, answer(0, 9)) for p in policies]})) == [None] * 4
 
 
 def test_answers_that_differ_are_told() -> None:
@@ -144,7 +169,7 @@ def test_the_last_line_is_json() -> None:
     assert record["rows"][3]["policy"] == "static-tree:16"
     assert record["rows"][3]["levels"][0]["tokens_per_s"] == 242
     assert record["judged"][0]["best"] == "static-tree:16"
-    assert [set(bar) for bar in record["bars"]] == [{"name", "limit", "value", "met"}] * 3
+    assert [set(bar) for bar in record["bars"]] == [{"name", "limit", "value", "met"}] * 4
 
 
 def test_every_second_order_is_the_reverse() -> None:
@@ -206,6 +231,7 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 def test_a_whole_run(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     fake_server.reply = STREAM
+    fake_server.metrics = f"# TYPE {PREDICTED} counter\n{PREDICTED} 7.0\n"
     options = ["--levels", "2", "--policies", "off,static:16,static-tree:16,adaptive"]
     options += ["--temperatures", "0,1", "--top-p", "1", "--repeats", "1", "--seconds", "0.25"]
     options += ["--warm-up", "0", "--adaptive-warm-up", "0.02", "--prompts", "chat"]
@@ -218,4 +244,4 @@ def test_a_whole_run(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]
     assert line["rows"][0]["num_different"] == 0
     assert (line["top_p"], line["top_k"], line["prompts"]) == (1, None, "chat")
     assert {body["top_p"] for body in fake_server.bodies} == {1}
-    assert len(line["bars"]) == 5
+    assert len(line["bars"]) == 6
