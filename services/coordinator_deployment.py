@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from ray import serve
@@ -26,7 +27,7 @@ from services.config import AppArgs, EngineArgs
 from services.engine_group import EngineGroup
 from services.frames import FrameSender
 from services.group_report import GroupReport
-from services.links import pin_thread
+from services.links import avoid_cpu, pin_thread
 from services.log_setup import hang_under_serve
 from services.spec import EngineSpec
 from services.step_costs import measured_samples, scheduler_for
@@ -125,12 +126,11 @@ class Lane:
             scheduler=scheduler,
         )
         self.sink.cancel = self.coordinator.cancel
-        # From here, so that it is not held to the step loop's CPU, which executors need meanwhile.
-        self.coordinator.learning.start_thread()
         self._thread: threading.Thread | None = None
 
     def start(self, pin_cpu: int | None) -> None:
-        """Start the step loop."""
+        """Start the step loop, and learning beside it: executors need that CPU meanwhile."""
+        self.coordinator.learning.start_thread(partial(avoid_cpu, pin_cpu))
         self._thread = threading.Thread(
             target=self._run, args=(pin_cpu,), name="coordinator", daemon=True
         )

@@ -37,6 +37,14 @@ def pin_thread(cpu: int | None) -> None:
         os.sched_setaffinity(0, {_allowed_cpu(cpu)})
 
 
+def avoid_cpu(cpu: int | None) -> None:
+    """Keep the calling thread off a CPU, where the system can and there is another; None leaves it alone."""
+    if cpu is not None and hasattr(os, "sched_setaffinity"):
+        others = os.sched_getaffinity(os.getpid()) - {_allowed_cpu(cpu)}
+        if others:
+            os.sched_setaffinity(0, others)
+
+
 def pin_sockets(cpu: int | None) -> None:
     """Keep ZeroMQ's own thread of this process on one CPU as well; call before the first socket.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from gateway.coordinator.block_scheduler.records import StepOutcome
@@ -39,9 +40,11 @@ class Learning:
         self._is_idle.set()
         self._thread: threading.Thread | None = None
 
-    def start_thread(self) -> None:
-        """Learn in a thread from now on; it has the affinity of the thread that calls this. Mutates."""
-        self._thread = threading.Thread(target=self._run, name="learning", daemon=True)
+    def start_thread(self, begin: Callable[[], None] | None = None) -> None:
+        """Learn in a thread from now on, which calls ``begin`` first. Mutates."""
+        self._thread = threading.Thread(
+            target=self._run, args=(begin,), name="learning", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -69,7 +72,9 @@ class Learning:
         self._is_idle.wait()
         return self.scheduler
 
-    def _run(self) -> None:
+    def _run(self, begin: Callable[[], None] | None) -> None:
+        if begin is not None:
+            begin()
         while (lessons := self._handed_over.get()) is not None:
             try:
                 self._learn(lessons)

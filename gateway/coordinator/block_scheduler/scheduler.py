@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from dflash_wire.gauges import SchedulerGauges
 from dflash_wire.ports import MAX_TREE_POSITIONS
 from gateway.coordinator.block_scheduler.allocation import Option, candidate_sizes
+from gateway.coordinator.block_scheduler.choice import Asked, Choice
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.guards import (
     DriftAlarm,
@@ -51,6 +51,7 @@ LOGGED_DECISIONS = 512
 FEW_ROWS = 8
 """Up to so many rows a choice may be a few steps old, and learning waits: both cost as much for one row."""
 KEPT_STEPS = 4
+"""A choice stands, and few rows wait to be learned from, for so many steps."""
 SURPRISE = 2.0
 """Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
 PLAIN_LOSS_WEIGHT = 2.0
@@ -75,42 +76,6 @@ class SchedulerSettings:
     tree_blocks: tuple[int, ...] = (8,)
     """Blocks that trees may come out of, besides the widest."""
     guards: GuardSettings = field(default_factory=GuardSettings)
-
-
-class _Asked(NamedTuple):
-    """What was asked for in the latest step."""
-
-    rows: Sequence[RowState]
-    load: StepLoad
-
-
-class _Choice(NamedTuple):
-    """Widths that may be given to the same rows again, until a step."""
-
-    asked: _Asked
-    option: Option
-    widths: IntArray
-    state: str
-    reason: str
-    until: int
-    tree: TreeShare | None = None
-    price: float = 0.0
-    """Of a probe of all rows."""
-
-    def fits(self, asked: _Asked, step: int) -> bool:
-        """Whether it may be given in a step: not too old, for these rows, none of them too wide."""
-        before = self.asked
-        return (
-            step <= self.until
-            and before.load._replace(fixed_context=0) == asked.load._replace(fixed_context=0)
-            and len(before.rows) == len(asked.rows)
-            and all(a.seq_id == b.seq_id for a, b in zip(before.rows, asked.rows, strict=True))
-            and all(map(self._is_fit, self.widths.tolist(), asked.rows))
-        )
-
-    def _is_fit(self, width: int, row: RowState) -> bool:
-        # What remains limits how deep a tree is, and not how wide.
-        return width <= row.max_width or (self.tree is not None and row.max_width > 1)
 
 
 class BlockScheduler:
@@ -144,8 +109,8 @@ class BlockScheduler:
         self._tree_widths = [TREES + width for width in widths]
         self._guard = WidthGuard(self.settings.guards)
         self._probes = ProbeBudget(self.settings.guards)
-        self._asked: _Asked | None = None
-        self._choice: _Choice | None = None
+        self._asked: Asked | None = None
+        self._choice: Choice | None = None
         self._unlearned: list[RowOutcome] = []
         self._num_unlearned = self._num_unasked = 0
         self._num_decisions = 0
@@ -188,7 +153,8 @@ class BlockScheduler:
         return decision
 
     def prepare(self) -> None:
-        """Choose for the next step ahead, as if it had the rows of the latest one. Mutates.
+        """Choose for the next step ahead, as if it had the rows of the latest one, unless a choice stands and
+        nothing was learned since. Mutates.
 
         For whoever has time between two steps: ``decide`` is a look then, unless a row came or went.
         """
@@ -197,7 +163,9 @@ class BlockScheduler:
         # Of two steps in flight, the next one has other rows than the latest.
         is_same = asked is not None and asked.load.num_cohorts == 1
         if asked and is_same and self.cost is not None and step >= self._safe_until:
-            self._choice = self._chosen(asked, step)
+            old = self._choice
+            if old is None or self._num_unlearned == 0 or not old.fits(asked, step):
+                self._choice = self._chosen(asked, step)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a landed step. Mutates."""
@@ -261,7 +229,7 @@ class BlockScheduler:
         )
 
     def _by_value(self, rows: Sequence[RowState], load: StepLoad) -> Decision:
-        asked, step, choice = _Asked(rows, load), self._num_decisions, self._choice
+        asked, step, choice = Asked(rows, load), self._num_decisions, self._choice
         self._asked = asked
         if choice is None or not choice.fits(asked, step):
             choice = self._chosen(asked, step)
@@ -280,7 +248,7 @@ class BlockScheduler:
             choice.tree if int(widths.max()) > 1 else None,
         )
 
-    def _chosen(self, asked: _Asked, step: int) -> _Choice:
+    def _chosen(self, asked: Asked, step: int) -> Choice:
         """What a step should do. Mutates guard and probes."""
         rows, load = asked
         weighed = self._weigh(rows, load)
@@ -297,9 +265,9 @@ class BlockScheduler:
         state = SPECULATE if fitted.draft_width > 1 else PLAIN
         until = step + KEPT_STEPS - 1
         tree = self._tree_share(asked, weighed, fitted)
-        return _Choice(asked, fitted, widths, state, reason, until, tree)
+        return Choice(asked, fitted, widths, state, reason, until, tree)
 
-    def _tree_share(self, asked: _Asked, weighed: Weighing, option: Option) -> TreeShare | None:
+    def _tree_share(self, asked: Asked, weighed: Weighing, option: Option) -> TreeShare | None:
         """What the drafter must know to share nodes out; None for chains."""
         if option.draft_width < TREES:
             return None
@@ -349,7 +317,7 @@ class BlockScheduler:
             planes[num_chains + index] = np.minimum(1.0, gained)
         return planes
 
-    def _probe(self, asked: _Asked, weighed: Weighing, kept: Option, step: int) -> _Choice | None:
+    def _probe(self, asked: Asked, weighed: Weighing, kept: Option, step: int) -> Choice | None:
         """One step with another draft width for all rows, or with a few rows out of plain decoding."""
         num_rows, worth, options = len(asked.rows), kept.tokens_per_ms, weighed.options
         # A few rows tell nearly as much; out of plain decoding, all of them learn about costs alone.
@@ -365,7 +333,7 @@ class BlockScheduler:
             reason = f"{num_rows} rows: {shape_name(fitted.draft_width)} for one step, to learn"
             tree = self._tree_share(asked, weighed, fitted)
             price = self._probes.price(losses[width])
-            return _Choice(asked, fitted, widths, PROBE, reason, step, tree, price)
+            return Choice(asked, fitted, widths, PROBE, reason, step, tree, price)
         if kept.draft_width > 1:
             return None
         narrowest = self._narrowest()
@@ -378,7 +346,7 @@ class BlockScheduler:
         """The narrowest draft width that says something of wider ones."""
         return next((w for w in self._draft_widths if w >= 4), self._draft_widths[-1])
 
-    def _probe_few(self, asked: _Asked, option: Option, step: int) -> _Choice | None:
+    def _probe_few(self, asked: Asked, option: Option, step: int) -> Choice | None:
         """Some rows draft out of plain decoding."""
         width, num_rows = option.draft_width, len(asked.rows)
         most = max(1, num_rows // self.settings.guards.rows_per_probe)
@@ -388,7 +356,7 @@ class BlockScheduler:
         if int(widths.max()) == 1:
             return None
         reason = f"{num_rows} rows: draft width {width} for {most} of them for one step, to learn"
-        return _Choice(asked, option, widths, PROBE, reason, step)
+        return Choice(asked, option, widths, PROBE, reason, step)
 
 
 def _fitted(widths: IntArray, most: int) -> IntArray:
