@@ -1,4 +1,4 @@
-"""One step in flight or two: whichever served steps faster, as measured.
+"""One step in flight or two: whichever served tokens faster, as measured.
 
 With two, the drafter works on one half of the sequences while the verifier works on the other. That hides
 draft passes and transport, and costs a second target pass over half as many rows each: it pays where passes
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 WARM_UP_STEPS = 2
 """Steps after a change that may still belong to the old choice."""
-WINDOW_STEPS = 16
-"""Steps over which a choice is measured before the next one."""
+WINDOW_STEPS = 64
+"""Steps over which a choice is measured before the next one: what they commit is a matter of luck, too."""
 PROBE_EVERY = 64
-"""Windows after which the slower choice is measured again."""
-SMOOTHING = 0.3
-"""Weight of the newest window."""
+"""Windows after which the slower choice is measured again; and after 4, 8, 16 and 32, as each first window
+may have been a lucky one."""
+LEAST_WEIGHT = 0.2
+"""Weight of the newest window; the first ones weigh alike."""
 MIN_GAIN = 0.03
 """Two cohorts must be faster by this share: they are less regular."""
 
@@ -23,34 +24,56 @@ class Comparison:
     """What one load gave with one cohort and with two.
 
     Owner: the chooser.
+
+    Args:
+        allowed: numbers of cohorts to compare.
     """
 
-    def __init__(self) -> None:
-        self._ms_per_position: dict[int, float] = {}
-        self._num_windows = 0
+    def __init__(self, allowed: tuple[int, ...]) -> None:
+        self._ms_per_token = dict.fromkeys(allowed, 0.0)
+        self._num_windows = dict.fromkeys(allowed, 0)
+        self._num_steps = self._num_tokens = 0
+        self._window_ms = 0.0
+        self.choice = allowed[0]
+        """What is to run: what has not been measured, the slower one when it is time, or the faster."""
 
-    def add(self, num_cohorts: int, ms_per_position: float) -> None:
-        """Add one window. Mutates."""
-        old = self._ms_per_position.get(num_cohorts, ms_per_position)
-        self._ms_per_position[num_cohorts] = old + SMOOTHING * (ms_per_position - old)
-        self._num_windows += 1
+    def add(self, num_tokens: int, step_ms: float) -> bool:
+        """Add one step of the present choice; return whether a window is full. Mutates."""
+        self._num_steps += 1
+        self._num_tokens += num_tokens
+        self._window_ms += step_ms
+        if self._num_steps < WINDOW_STEPS:
+            return False
+        self._num_windows[self.choice] += 1
+        weight = max(LEAST_WEIGHT, 1 / self._num_windows[self.choice])
+        ms_per_token = self._window_ms / max(1, self._num_tokens)
+        self._ms_per_token[self.choice] += weight * (ms_per_token - self._ms_per_token[self.choice])
+        self._num_steps, self._num_tokens, self._window_ms = 0, 0, 0.0
+        self.choice = self._next_choice()
+        return True
 
-    def next_choice(self) -> int:
-        """What is to run next: what has not been measured, the slower one when it is time, or the faster."""
-        for num_cohorts in (1, 2):
-            if num_cohorts not in self._ms_per_position:
+    def _next_choice(self) -> int:
+        for num_cohorts, num_windows in self._num_windows.items():
+            if num_windows == 0:
                 return num_cohorts
-        one, two = self._ms_per_position[1], self._ms_per_position[2]
-        best = 2 if two < one * (1 - MIN_GAIN) else 1
-        return 3 - best if self._num_windows % PROBE_EVERY == 0 else best
+        if len(self._num_windows) == 1:
+            return self.choice
+        best = 2 if self._ms_per_token[2] < self._ms_per_token[1] * (1 - MIN_GAIN) else 1
+        return 3 - best if self._is_probed(sum(self._num_windows.values())) else best
+
+    @staticmethod
+    def _is_probed(num_windows: int) -> bool:
+        is_early = 4 <= num_windows < PROBE_EVERY and num_windows.bit_count() == 1
+        return is_early or num_windows % PROBE_EVERY == 0
 
 
 class CohortChooser:
     """Chooses the number of cohorts by load. Owner: the coordinator; the driver thread alone calls it.
 
     Loads are told apart by the power of two that their running sequences do not exceed. In each, windows of
-    steps measure the time per packed target position, first with one cohort, then with two; from then on the
-    faster one runs and the other is tried again from time to time.
+    steps measure the time per committed token, first with one cohort, then with two; from then on the
+    faster one runs and the other is tried again from time to time. Not per verified position: the widths that
+    the block scheduler chooses differ between the two, and wide ones cost less per position than they bring.
 
     Args:
         allowed: ``(1,)``, ``(2,)``, or ``(1, 2)`` to compare them.
@@ -59,48 +82,46 @@ class CohortChooser:
     def __init__(self, allowed: tuple[int, ...]) -> None:
         self._allowed = allowed
         self._comparisons: dict[int, Comparison] = {}
-        self._load = 0
-        self._num_steps = 0
-        self._num_positions = 0
-        self._began = 0.0
+        self._load = self._num_steps = 0
+        self._landed_s = 0.0
         self.num_cohorts = allowed[0]
         """Steps that may be in flight now."""
 
     def choose(self, num_sequences: int) -> int:
-        """Return how many steps may be in flight. Mutates when the load has changed or a window is full.
+        """Return how many steps may be in flight. Mutates when the load has changed or a window was full.
 
         Args:
             num_sequences: running now.
         """
         # 2**k is the largest of its load: a full engine, where one ends and the next begins, stays in one.
         load = max(num_sequences - 1, 0).bit_length()
-        if load != self._load or self._num_steps >= WARM_UP_STEPS + WINDOW_STEPS:
+        if load != self._load:
             self._load = load
             self.pause()
-            # A single sequence cannot be in two steps.
-            can_compare = len(self._allowed) > 1 and num_sequences > 1
-            self.num_cohorts = self._comparison().next_choice() if can_compare else self._allowed[0]
-        return self.num_cohorts
+        # A single sequence cannot be in two steps.
+        choice = self._comparison().choice if num_sequences > 1 else self._allowed[0]
+        if choice != self.num_cohorts:
+            self.num_cohorts = choice
+            self.pause()
+        return choice
 
-    def count(self, num_positions: int, landed_s: float) -> None:
+    def count(self, num_tokens: int, landed_s: float) -> None:
         """A step has landed. Mutates.
 
         Args:
-            num_positions: packed target positions of the step.
+            num_tokens: committed by the step.
             landed_s: when it came back, in seconds of one clock.
         """
+        before, self._landed_s = self._landed_s, landed_s
         self._num_steps += 1
-        if self._num_steps == WARM_UP_STEPS:
-            self._began = landed_s
-        elif self._num_steps > WARM_UP_STEPS:
-            self._num_positions += num_positions
-        if self._num_steps == WARM_UP_STEPS + WINDOW_STEPS:
-            elapsed_ms = 1e3 * (landed_s - self._began)
-            self._comparison().add(self.num_cohorts, elapsed_ms / self._num_positions)
+        comparison = self._comparison()
+        is_fair = self._num_steps > WARM_UP_STEPS and comparison.choice == self.num_cohorts
+        if is_fair and comparison.add(num_tokens, 1e3 * (landed_s - before)):
+            self.pause()
 
     def pause(self) -> None:
-        """Begin a new window: the one in progress would measure a wait, or a mixture. Mutates."""
-        self._num_steps = self._num_positions = 0
+        """What lands next would measure a wait, or a mixture."""
+        self._num_steps = 0
 
     def _comparison(self) -> Comparison:
-        return self._comparisons.setdefault(self._load, Comparison())
+        return self._comparisons.setdefault(self._load, Comparison(self._allowed))

@@ -32,7 +32,6 @@ from gateway.coordinator.commit import (
     check_result,
     commit_row,
     cycle_stats,
-    num_verified_positions,
     row_results,
 )
 from gateway.coordinator.feedback import StepClock, outcome_of, step_outcome
@@ -298,7 +297,7 @@ class Coordinator:
         self._counters.count_times(
             1e3 * (flight.sent - flight.started), 1e3 * (landed - flight.sent), result
         )
-        self._cohorts.count(num_verified_positions(plan, result), landed)
+        self._cohorts.count(sum(map(len, result.committed_token_ids)), landed)
         step_ms = self._step_clock.landed(landed, plan.num_cohorts)
         self._commit(flight, result, step_ms)
         self._counters.commit_ms += 1e3 * (self._clock() - landed)

@@ -145,7 +145,7 @@ def test_a_newcomer_joins_the_next_step() -> None:
 def run_windows(
     chooser: CohortChooser, num_windows: int, ms: dict[int, float], now: float = 0.0
 ) -> list[int]:
-    """Land steps of ten positions; a position costs ``ms[number of cohorts]``."""
+    """Land steps of ten tokens; a token costs ``ms[number of cohorts]``."""
     chosen: list[int] = []
     for _ in range(num_windows):
         chosen.append(chooser.choose(8))
@@ -159,13 +159,14 @@ def run_windows(
 @pytest.mark.parametrize(("two", "best"), [(0.8, 2), (1.2, 1), (0.99, 1)])
 def test_the_faster_one_runs(two: float, best: int) -> None:
     chosen = run_windows(CohortChooser(BOTH), 10, {1: 1.0, 2: two})
-    assert chosen == [1, 2] + [best] * 8
+    # The other one is tried again after 4 windows and after 8.
+    assert chosen == [1, 2, best, best, 3 - best, best, best, best, 3 - best, best]
 
 
 def test_the_slower_one_is_tried_again() -> None:
     chooser = CohortChooser(BOTH)
     ms = {1: 1.0, 2: 1.3}
-    assert run_windows(chooser, PROBE_EVERY, ms).count(2) == 1
+    assert run_windows(chooser, PROBE_EVERY, ms).count(2) == 5  # at first, after 4, 8, 16 and 32
     ms[2] = 0.2  # drafting became cheap: one probe shows it
     chosen = run_windows(chooser, 3 * PROBE_EVERY, ms)
     assert chosen[0] == 2
@@ -196,14 +197,32 @@ def test_a_full_engine_is_measured_though_sequences_end_and_begin() -> None:
     assert {plan.num_cohorts for plan in bench.ring.plans} == {1, 2}
 
 
+def test_one_lucky_window_is_soon_found_out() -> None:
+    chooser = CohortChooser(BOTH)
+    run_windows(chooser, 2, {1: 1.0, 2: 0.9})
+    assert run_windows(chooser, 14, {1: 1.0, 2: 1.1})[-6:] == [1] * 6
+
+
 def test_a_pause_is_not_measured() -> None:
     chooser = CohortChooser(BOTH)
-    chooser.choose(8)
-    for step in range(WARM_UP_STEPS + WINDOW_STEPS - 1):
-        chooser.count(10, float(step))
+    now = 0.0
+    for _ in range(3 * WINDOW_STEPS):
+        chooser.choose(8)
+        chooser.pause()
+        now += 1000.0
+        chooser.count(10, now)
     chooser.pause()
     chosen = run_windows(chooser, 4, {1: 1.0, 2: 2.0}, now=1e6)
     assert chosen == [1, 2, 1, 1]
+
+
+def test_a_window_goes_on_when_its_load_comes_back() -> None:
+    chooser, now = CohortChooser(BOTH), 0.0
+    for step in range(3 * WINDOW_STEPS):
+        assert chooser.choose(32 if step // 8 % 2 else 8) in (1, 2)
+        now += 0.01
+        chooser.count(10, now)
+    assert chooser.choose(8) == chooser.choose(32) == 2
 
 
 @pytest.mark.parametrize("allowed", [(1,), (2,)])
