@@ -1,7 +1,7 @@
 """What keeps the choice of a draft width from flapping, and what makes it look around.
 
 The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
-some eight steps, one that promises 1 % after thirty, one that promises a half never; and the sooner after the
+some eight steps, one that promises 1 % after forty, one that promises a half never; and the sooner after the
 last change, the more it takes. Each load has a width of its own, so one that has just grown is not held up.
 """
 
@@ -20,7 +20,7 @@ class GuardSettings:
 
     dwell_steps: int = 8
     """A draft width is kept for at least so many steps of its load."""
-    regret: float = 0.25
+    regret: float = 0.3
     """Added-up relative gains that make a change, in steps' worth."""
     calm_ms: float = 8000.0
     """So long after a change the next one needs as much; the sooner, the more, in inverse proportion."""

@@ -47,9 +47,8 @@ class SurvivalSettings:
     smooth_trials: float = 48.0
     """Weight of what is known of a position in the hazard of the next one."""
     width_decay: float = 0.99
-    width_unit: float = 2.0
-    """Information; a step that tells less of a draft width makes it forget less, else it would know little
-    at few rows."""
+    width_unit: float = 8.0
+    """Information per decay: a draft width forgets by what it learns, or it would know little at few rows."""
     width_prior: float = 320.0
     """Information (Fisher) that a draft width's shift starts with."""
     request_decay: float = 0.95
@@ -263,7 +262,7 @@ class SurvivalEstimator:
         # Shifts get what the counts have not taken.
         left = (is_hit - self._row_hazards(rows, shifts, width)) * is_trial
         excess = left.sum(axis=1)
-        self._score_width(width, excess, information, own_doubt, num_steps)
+        self._score_width(width, excess, information, own_doubt)
         self._score_requests(rows, excess, information)
         return surprise
 
@@ -286,14 +285,13 @@ class SurvivalEstimator:
         excess: FloatArray,
         information: FloatArray,
         own_doubt: FloatArray,
-        num_steps: int,
     ) -> None:
         """Move a draft width's shift, less by requests that may explain as much themselves. Mutates."""
         settings = self._settings
         # A share may not depend on how many trials came of the cycle: it would favour short ones.
         shares = 1.0 / (1.0 + own_doubt)
         told = float(information @ shares)
-        decay = settings.width_decay ** min(float(num_steps), told / settings.width_unit)
+        decay = settings.width_decay ** (told / settings.width_unit)
         score = self._widths.setdefault(width, Score())
         score.add(float(excess @ shares), told, decay, settings.width_prior)
 
