@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_wire.records import GroupGauges
+from dflash_wire.gauges import GroupGauges
 from gateway.scheduler_metrics import scheduler_metrics
 
 GAUGES = {

@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from dflash_wire.records import GroupGauges, SchedulerGauges
+from dflash_wire.gauges import GroupGauges, SchedulerGauges
 
 LABELS = ["group", "lane"]
 

@@ -22,10 +22,9 @@ from dflash_wire.errors import (
     OverloadedError,
     error_from_wire,
 )
+from dflash_wire.gauges import GroupGauges, SchedulerGauges
 from dflash_wire.records import (
     GenerationRequest,
-    GroupGauges,
-    SchedulerGauges,
     StepRecord,
     TokenChunk,
 )

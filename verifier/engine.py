@@ -7,7 +7,6 @@ rebuilt from committed tokens.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,97 +14,22 @@ from torch import Tensor
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
-from dflash_wire.errors import FatalError
-from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
+from dflash_wire.processors import TokenLogprobs
+from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
-from verifier.acceptance import accept, ancestor_mask, chain_parents, chain_within, depths
+from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.logprobs import Asked, logprobs_of
+from verifier.packing import PackedRow, pack_rows
+from verifier.processors import ProcessedRow, process
+from verifier.slots import SlotPool
 from verifier.target import TargetModel
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRow:
-    """A row's place in the packed pass.
-
-    Packed tokens ``[offset, offset + width)``; its logits are rows
-    ``[logits_offset, logits_offset + num_logits)`` of the step's logits.
-    """
-
-    row: Row
-    draft_token_ids: list[int]
-    parents: list[int]
-    scores: bytes
-    """Of a tree's nodes, for whoever calibrates them."""
-    is_chain: bool
-    depths: list[int]
-    offset: int
-    width: int
-    """Positions; of a tree with few nodes, fewer than planned."""
-    logits_offset: int
-    num_logits: int
-
-
-def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
-    """Lay a plan's rows out one after another.
-
-    Raises:
-        FatalError: the drafts do not belong to this plan.
-    """
-    if drafts.step_id != plan.step_id or len(drafts.draft_token_ids) != len(plan.rows):
-        raise FatalError(f"drafts of step {drafts.step_id} do not fit plan of step {plan.step_id}")
-    packed: list[PackedRow] = []
-    offset = logits_offset = 0
-    for i, row in enumerate(plan.rows):
-        draft_token_ids = drafts.draft_token_ids[i]
-        num_drafts = len(draft_token_ids)
-        is_short = row.is_tree and num_drafts < row.width
-        if not row.is_prefill and num_drafts != row.width - 1 and not is_short:
-            raise FatalError(
-                f"step {plan.step_id}: {num_drafts} drafts for a row of width {row.width}"
-            )
-        chain = chain_parents(num_drafts)
-        parents = (drafts.parents[i] if drafts.parents is not None else None) or chain
-        is_chain = row.is_prefill or parents == chain
-        if not is_chain or num_drafts >= row.most_kept:
-            check_tree(row, parents, num_drafts)
-        width = row.num_positions if row.is_prefill else num_drafts + 1
-        num_logits = (1 if row.samples else 0) if row.is_prefill else width
-        packed.append(
-            PackedRow(
-                row,
-                draft_token_ids,
-                parents,
-                drafts.scores[i] if drafts.scores is not None else b"",
-                is_chain,
-                [*chain, num_drafts] if is_chain else depths(parents),
-                offset,
-                width,
-                logits_offset,
-                num_logits,
-            )
-        )
-        offset += width
-        logits_offset += num_logits
-    return packed
-
-
-def check_tree(row: Row, parents: list[int], num_drafts: int) -> None:
-    """Check that every path of a row's tree ends where its pages end.
-
-    Raises:
-        FatalError: it does not, or this is no tree.
-    """
-    is_tree = len(parents) == num_drafts and all(0 <= p <= j for j, p in enumerate(parents))
-    if not is_tree or max(depths(parents)) >= row.most_kept:
-        raise FatalError(
-            f"drafts of sequence {row.seq_id} are no tree of paths of {row.most_kept} positions"
-        )
 
 
 class VerifierEngine:
     """Runs steps on the target model.
 
-    Owner of the target KV pool; nobody else writes it. Between steps the pool covers exactly the
-    committed inputs of every sequence.
+    Owner of the target KV pool and of the processors' slots; nobody else writes them. Between steps the pool
+    covers exactly the committed inputs of every sequence.
 
     Args:
         target: the loaded model.
@@ -125,6 +49,7 @@ class VerifierEngine:
         self.pool = pool
         self.feature_pool = feature_pool
         self.target_layer_ids = target_layer_ids
+        self._slots = SlotPool(target.vocab_size, target.device)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, drafts: DraftResult) -> StepResult:
@@ -139,9 +64,13 @@ class VerifierEngine:
         hidden, features = self.target.forward(
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
-        chosen = self._choose(packed, hidden)
+        processed = self._processed(packed)
+        logits, chosen = self._choose(packed, hidden, list(processed.values()))
         committed, trees, kept, slots = self._accept(packed, chosen)
         self._commit(plan, step, features, kept, slots)
+        for i, row in processed.items():
+            row.slot.advance(committed[i])
+        logprobs = self._logprobs(packed, logits, committed, kept)
         verify_ms = (time.perf_counter() - began) * 1e3
         return StepResult(
             plan.step_id,
@@ -151,6 +80,7 @@ class VerifierEngine:
             draft_began_s=drafts.began_s,
             verify_began_s=began,
             trees=trees if any(trees) else None,
+            logprobs=logprobs,
         )
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
@@ -182,8 +112,29 @@ class VerifierEngine:
                 positions += [start + depth for depth in p.depths]
         return positions
 
-    def _choose(self, packed: list[PackedRow], hidden: Tensor) -> list[int]:
-        """The target's token after every position that yields one, in logits order."""
+    def _processed(self, packed: list[PackedRow]) -> dict[int, ProcessedRow]:
+        """Rows that have processors and yield tokens, by their places. Fills slots."""
+        found: dict[int, ProcessedRow] = {}
+        for i, p in enumerate(packed):
+            if p.row.extras is None or p.num_logits == 0:
+                continue
+            slot = self._slots.of(p.row)
+            if slot is None:
+                continue
+            first = p.row.start_position + len(p.row.token_ids) - slot.num_prompt
+            found[i] = (
+                ProcessedRow(slot, p.logits_offset, first)
+                if p.row.is_prefill
+                else ProcessedRow(
+                    slot, p.logits_offset, first, p.draft_token_ids, p.parents, p.depths
+                )
+            )
+        return found
+
+    def _choose(
+        self, packed: list[PackedRow], hidden: Tensor, processed: list[ProcessedRow]
+    ) -> tuple[Tensor, list[int]]:
+        """The target's logits ``[T, V]`` and its token after every position that yields one."""
         wanted: list[int] = []
         runs: list[SamplingRun] = []
         for p in packed:
@@ -199,11 +150,37 @@ class VerifierEngine:
             places = tuple(p.row.start_position + 1 + depth for depth in p.depths)
             runs.append(SamplingRun(p.logits_offset, end, places[0], p.row.sampling, places))
         if not wanted:
-            return []
+            return hidden[:0], []
         if len(wanted) != hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        chosen: list[int] = choose_tokens(self.target.logits(hidden), runs).tolist()
-        return chosen
+        logits = self.target.logits(hidden)
+        scores = process(logits, processed) if processed else logits
+        chosen: list[int] = choose_tokens(scores, runs).tolist()
+        return logits, chosen
+
+    def _logprobs(
+        self,
+        packed: list[PackedRow],
+        logits: Tensor,
+        committed: list[list[int]],
+        kept: list[int],
+    ) -> list[list[TokenLogprobs] | None] | None:
+        """Log-probabilities of the committed tokens of rows that ask; None if none does."""
+        asked: dict[int, Asked] = {}
+        end = 0
+        for i, (p, token_ids) in enumerate(zip(packed, committed, strict=True)):
+            end += p.width if p.row.is_prefill else len(token_ids)
+            num_top = None if p.row.extras is None else p.row.extras.num_logprobs
+            if num_top is None or not token_ids:
+                continue
+            # Of a prefill the last position alone has logits; else a node has one row of them.
+            first = p.offset + p.width - p.num_logits - p.logits_offset
+            places = [index - first for index in kept[end - len(token_ids) : end]]
+            asked[i] = Asked(places, token_ids, num_top)
+        if not asked:
+            return None
+        found = dict(zip(asked, logprobs_of(logits, list(asked.values())), strict=True))
+        return [found.get(i) for i in range(len(packed))]
 
     def _accept(
         self, packed: list[PackedRow], chosen: list[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dflash_wire.processors import RowExtras
 from dflash_wire.records import GenerationRequest, GenerationStats
 from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
@@ -53,6 +54,7 @@ class Sequence:
     __slots__ = (
         "context",
         "drafter",
+        "extras",
         "is_cancelled",
         "is_decoding",
         "is_in_flight",
@@ -88,6 +90,8 @@ class Sequence:
         """Index of the drafter that drafts for it."""
         self.context = drafter if policy.may_draft else None
         """Index of the drafter that keeps its context, if one does."""
+        self.extras: RowExtras | None = None
+        """Of its verify rows; set when it begins to decode."""
         self.max_length = max_length
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)

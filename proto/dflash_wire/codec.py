@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 
+from dflash_wire.processors import Processors, RowExtras, SlotStart, TokenLogprobs
 from dflash_wire.records import (
     CycleStats,
     DraftResult,
@@ -34,8 +36,27 @@ def unpack(frame: bytes) -> Any:
     return msgpack.unpackb(frame)
 
 
-def _sampling(s: SamplingParams) -> tuple[float, float, int, int]:
-    return (s.temperature, s.top_p, s.top_k, s.seed)
+def _sampling(s: SamplingParams) -> tuple[float, ...]:
+    fields = (s.temperature, s.top_p, s.top_k, s.seed)
+    return (*fields, s.min_p) if s.min_p else fields
+
+
+def _processors(p: Processors) -> tuple[Any, ...]:
+    return tuple(getattr(p, name) for name in Processors.__slots__)
+
+
+def _packed_extras(extras: RowExtras) -> tuple[Any, ...]:
+    start = extras.start
+    if start is not None:
+        start = (_processors(start.processors), start.num_prompt, start.token_ids)
+    return (extras.num_logprobs, extras.slot, start)
+
+
+def _extras(num_logprobs: int | None, slot: int | None, start: list[Any] | None) -> RowExtras:
+    if start is None:
+        return RowExtras(num_logprobs, slot)
+    fields, *rest = start
+    return RowExtras(num_logprobs, slot, SlotStart(Processors(*fields), *rest))
 
 
 def _row(
@@ -48,6 +69,7 @@ def _row(
     sampling: tuple[float, float, int, int],
     drafter: int,
     draft_width: int,
+    extras: list[Any] | None = None,
 ) -> Row:
     params = SamplingParams(*sampling)
     return Row(
@@ -62,6 +84,7 @@ def _row(
         drafter,
         draft_width,
         bool(kind & TREE),
+        None if extras is None else _extras(*extras),
     )
 
 
@@ -81,6 +104,9 @@ def encode_plan(plan: StepPlan) -> bytes:
         )
         for r in plan.rows
     ]
+    for i, row in enumerate(plan.rows):
+        if row.extras is not None:
+            rows[i] = (*rows[i], _packed_extras(row.extras))
     ingests = [
         (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
@@ -130,6 +156,8 @@ def encode_result(result: StepResult) -> bytes:
         result.draft_began_s,
         result.verify_began_s,
     )
+    if result.logprobs is not None:
+        return pack((*fields, result.trees, result.logprobs))
     return pack(fields if result.trees is None else (*fields, result.trees))
 
 
@@ -138,26 +166,34 @@ def decode_result(frame: bytes) -> StepResult:
     result = StepResult(*unpack(frame))
     if result.trees is not None:
         result.trees = [None if tree is None else TreeOutcome._make(tree) for tree in result.trees]
+    if result.logprobs is not None:
+        result.logprobs = [None if row is None else _logprobs(row) for row in result.logprobs]
     return result
+
+
+def _logprobs(tokens: list[list[Any]]) -> list[TokenLogprobs]:
+    return [TokenLogprobs._make(token) for token in tokens]
 
 
 def encode_chunks(chunks: list[TokenChunk]) -> bytes:
     """Encode one step's chunks for one gateway."""
-    return pack(
-        [
-            (
-                c.request_id,
-                c.token_ids,
-                c.finish_reason,
-                c.cycle,
-                c.error,
-                c.num_cached_tokens,
-                c.num_before,
-                c.policy,
-            )
-            for c in chunks
-        ]
-    )
+    packed: list[tuple[Any, ...]] = [
+        (
+            c.request_id,
+            c.token_ids,
+            c.finish_reason,
+            c.cycle,
+            c.error,
+            c.num_cached_tokens,
+            c.num_before,
+            c.policy,
+        )
+        for c in chunks
+    ]
+    for i, chunk in enumerate(chunks):
+        if chunk.logprobs is not None:
+            packed[i] = (*packed[i], chunk.logprobs)
+    return pack(packed)
 
 
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
@@ -172,30 +208,39 @@ def decode_chunks(frame: bytes) -> list[TokenChunk]:
             num_cached,
             num_before,
             policy,
+            _logprobs(logprobs[0]) if logprobs else None,
         )
-        for rid, ids, reason, cycle, error, num_cached, num_before, policy in unpack(frame)
+        for rid, ids, reason, cycle, error, num_cached, num_before, policy, *logprobs in unpack(
+            frame
+        )
     ]
 
 
 def encode_request(request: GenerationRequest) -> bytes:
     """Encode a ``GenerationRequest``."""
-    return pack(
-        (
-            request.request_id,
-            request.prompt_token_ids,
-            request.max_tokens,
-            _sampling(request.sampling),
-            request.stop_token_ids,
-            request.policy,
-            request.frame_address,
-            request.cache_salt,
-            request.priority,
-            request.drafter,
-        )
+    fields: tuple[Any, ...] = (
+        request.request_id,
+        request.prompt_token_ids,
+        request.max_tokens,
+        _sampling(request.sampling),
+        request.stop_token_ids,
+        request.policy,
+        request.frame_address,
+        request.cache_salt,
+        request.priority,
+        request.drafter,
     )
+    processors = request.processors
+    if processors is not None or request.num_logprobs is not None:
+        packed = None if processors is None else _processors(processors)
+        fields = (*fields, packed, request.num_logprobs)
+    return pack(fields)
 
 
 def decode_request(frame: bytes) -> GenerationRequest:
     """Decode ``encode_request``."""
     rid, prompt, max_tokens, sampling, *rest = unpack(frame)
-    return GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)
+    request = GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)
+    if request.processors is None:
+        return request
+    return replace(request, processors=Processors(*rest[-2]))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_wire.drafters import DrafterLimits, default_drafter
+from dflash_wire.gauges import GroupGauges
 from dflash_wire.records import (
     GenerationRequest,
-    GroupGauges,
     StepPlan,
     StepRecord,
     StepResult,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
+from dflash_wire.processors import Processors, RowExtras, TokenLogprobs
 from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PerRow = TypeVar("PerRow", list[int], bytes)
@@ -40,6 +41,8 @@ class SamplingParams:
     """0 keeps the whole vocabulary."""
     seed: int = 0
     """0 <= seed < 2**63."""
+    min_p: float = 0.0
+    """Least probability of a candidate, as a share of the likeliest one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,10 @@ class GenerationRequest:
     """Smaller goes first; among equals, arrival decides."""
     drafter: str | None = None
     """Name of the drafter that drafts for it; None takes the default one."""
+    processors: Processors | None = None
+    """None: the target's logits are taken as they are."""
+    num_logprobs: int | None = None
+    """Alternatives that are reported beside each token's log-probability; None reports nothing."""
 
 
 class CycleStats(NamedTuple):
@@ -143,45 +150,8 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
     policy: str | None = None
     """Block policy that the sequence begins with; set on the request's first chunk only."""
-
-
-class SchedulerGauges(NamedTuple):
-    """One lane's block scheduler at one moment."""
-
-    state: str
-    num_switches: int
-    """Changes of the draft width, probes not counted."""
-    token_ratio: float
-    """Committed tokens observed / predicted, over the last full window."""
-    time_ratio: float
-    """Step time, the same."""
-    brier_score: float
-    """Of predicted acceptance; NaN before the first trial."""
-    survival: list[float]
-    """Probability that the first 1, 2, ... draft tokens are all accepted, of a new request."""
-    rows_by_width: list[int]
-    """Index w: rows that verified w positions so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupGauges:
-    """One engine group at one moment, as its coordinator counts it."""
-
-    group: str
-    """Name of the coordinator replica; a replaced group has another one."""
-    num_running: int
-    num_waiting: int
-    num_outstanding_tokens: int
-    """Tokens to prefill and expected output of both (see ``gateway.coordinator.outstanding``)."""
-    num_pages: int
-    num_held_pages: int
-    """Pages of running sequences; those that only the prefix cache knows are idle, not held."""
-    num_idle_pages: int
-    num_preemptions: int
-    num_steps: int
-    num_failed_steps: int
-    schedulers: tuple[SchedulerGauges, ...] = ()
-    """Per lane."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of every one of ``token_ids``, if the request asked for them."""
 
 
 @dataclass(slots=True)
@@ -228,6 +198,7 @@ class Row:
     """Block that the drafter fills; 0 stands for ``width``. A chain's is at least that, a tree may have more
     nodes."""
     is_tree: bool = False
+    extras: RowExtras | None = None
 
     @property
     def drafted_width(self) -> int:
@@ -377,6 +348,8 @@ class StepResult:
     """When each began, for traces: one clock for all processes of one machine."""
     trees: list[TreeOutcome | None] | None = None
     """``trees[i]`` belongs to a row with ``is_tree``, None to any other. None: there is no tree."""
+    logprobs: list[list[TokenLogprobs] | None] | None = None
+    """``logprobs[i]``: of row ``i``'s committed tokens, if it asked. None: no row did."""
 
 
 class StepRecord(NamedTuple):

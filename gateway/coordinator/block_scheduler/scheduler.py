@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_wire.gauges import SchedulerGauges
 from dflash_wire.ports import MAX_TREE_POSITIONS
-from dflash_wire.records import SchedulerGauges
 from gateway.coordinator.block_scheduler.allocation import Option, candidate_sizes
 from gateway.coordinator.block_scheduler.cost import StepCostModel
 from gateway.coordinator.block_scheduler.guards import (

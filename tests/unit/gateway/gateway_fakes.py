@@ -12,7 +12,8 @@ import openai
 from fastapi import FastAPI
 
 from dflash_wire.errors import DFlashError
-from dflash_wire.records import CycleStats, GenerationRequest, GroupGauges, StepRecord, TokenChunk
+from dflash_wire.gauges import GroupGauges
+from dflash_wire.records import CycleStats, GenerationRequest, StepRecord, TokenChunk
 from gateway.metrics import GatewayMetrics
 
 Item = list[int] | TokenChunk | Exception | asyncio.Event

@@ -6,11 +6,10 @@ from gateway_fakes import NUM_DRAFT_TOKENS, Encode, FakeEngine, Item, Serve, cyc
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.gauges import GroupGauges, SchedulerGauges
 from dflash_wire.records import (
     CycleStats,
     GenerationRequest,
-    GroupGauges,
-    SchedulerGauges,
     TokenChunk,
 )
 from gateway.app import create_app, create_app_from

@@ -11,7 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse
 
 from dflash_wire.errors import EngineUnavailableError, InvalidRequestError, error_to_wire
-from dflash_wire.records import SchedulerGauges
+from dflash_wire.gauges import SchedulerGauges
 from services import serve_engine
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
