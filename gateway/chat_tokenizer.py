@@ -101,6 +101,16 @@ class ChatTokenizer:
         num_chars = sum(len(text) for text in texts)
         return await _run(num_chars, lambda: self._encode(texts, add_special_tokens=True))
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode a short text as it stands, without special tokens around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, taken by itself; special tokens as they are written."""
+        if self._token_bytes is not None and token_id not in self._special_ids:
+            return self._token_bytes[token_id]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+
     def new_detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one sequence."""
         if self._token_bytes is not None:

@@ -77,6 +77,9 @@ class SequenceText:
     """Text, length and end of one sequence's output. Owner: its generator.
 
     All three depend on the tokens alone, not on the chunks they came in.
+
+    Args:
+        min_tokens: stop strings count behind so many tokens, as stop tokens do.
     """
 
     def __init__(
@@ -84,12 +87,14 @@ class SequenceText:
         detokenizer: Detokenizer,
         stop_strings: Sequence[str],
         stop_token_ids: Collection[int],
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stop_strings)
         self._is_plain = not stop_strings
         """Without stop strings and before its end, only a stop token makes a token special."""
         self._stop_token_ids = frozenset(stop_token_ids)
+        self._min_tokens = min_tokens
         self.num_tokens = 0
         """Output tokens so far: the one that ended the sequence counts, those after it do not."""
         self.finish_reason: str | None = None
@@ -107,7 +112,11 @@ class SequenceText:
             if token_id in self._stop_token_ids:
                 pieces.append(self.finish(FinishReason.STOP))
                 break
-            pieces.append(self._stops.push(self._detokenizer.push(token_id)))
+            new_text = self._detokenizer.push(token_id)
+            if self.num_tokens <= self._min_tokens:
+                pieces.append(self._stops.push_exempt(new_text))
+                continue
+            pieces.append(self._stops.push(new_text))
             if self._stops.has_matched:
                 self._end(FinishReason.STOP)
         return "".join(pieces)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_wire.errors import ContextLengthError
+from gateway.bad_words import add_bad_words
 from gateway.body import read_model
 from gateway.disconnect import until_disconnect
 from gateway.generation import request_pieces
@@ -141,6 +142,7 @@ class _Answer:
         settings = self._state.settings
         response_id = f"{self._shape.id_prefix}-{uuid.uuid4().hex}"
         plans = plan_sequences(body, prompt_token_ids, settings, response_id, prompt_param)
+        plans = add_bad_words(plans, body.bad_words or (), self._state.tokenizer)
         builder = ResponseBuilder(
             ResponseHead(response_id, settings.model_id, settings.system_fingerprint),
             self._shape,

@@ -54,7 +54,10 @@ async def sequence_pieces(
         DFlashError: the engine refused the request or failed.
     """
     text = SequenceText(
-        state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
+        state.tokenizer.new_detokenizer(),
+        plan.stop_strings,
+        plan.request.stop_token_ids,
+        plan.min_tokens,
     )
     stats, recorder = GenerationStats(), state.recorder
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)

@@ -1,6 +1,6 @@
 """Known parameters that are not implemented: a 400 that names them, never silence.
 
-A value that asks for nothing (``n: 1``, ``presence_penalty: 0``, ``null``) is accepted. Fields that
+A value that asks for nothing (``n: 1``, ``typical_p: 1``, ``null``) is accepted. Fields that
 nobody knows are accepted too, and reported in the ``X-DFlash-Ignored-Fields`` header.
 """
 
@@ -30,16 +30,8 @@ _BOTH: dict[str, Neutral] = {
     "prompt_logprobs": (False,),
     "echo": (False,),
     "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "repeat_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),

@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gateway.processor_fields import ProcessorFields
+
 MAX_STOP_STRINGS = 4
 
 Prompts = list[str] | list[list[int]]
@@ -154,7 +156,7 @@ class DFlashOptions(BaseModel):
     stats: bool | None = Field(None, description="Report what the request cost.")
 
 
-class GenerationBody(_Body):
+class GenerationBody(ProcessorFields, _Body):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str

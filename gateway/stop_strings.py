@@ -17,7 +17,18 @@ class StopMatcher:
     def __init__(self, stop_strings: Sequence[str]) -> None:
         self._stop_strings = tuple(stop_strings)
         self._held = ""
+        self._num_exempt = 0
+        """Characters of what is held back in which no stop string may end."""
         self.has_matched = False
+
+    def push_exempt(self, text: str) -> str:
+        """Return the text that can go out now. Stop strings that end in ``text`` do not count."""
+        if self.has_matched or not self._stop_strings:
+            return text
+        text = self._held + text
+        self._num_exempt = num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
 
     def push(self, text: str) -> str:
         """Return the text that can go out now; after a match that is never any more."""
@@ -32,6 +43,7 @@ class StopMatcher:
             self._held = ""
             return text[:start]
         split = len(text) - self._num_held(text)
+        self._num_exempt = max(0, self._num_exempt - split)
         self._held = text[split:]
         return text[:split]
 
@@ -45,7 +57,7 @@ class StopMatcher:
         found = [
             (start + len(stop), start)
             for stop in self._stop_strings
-            if (start := text.find(stop)) >= 0
+            if (start := text.find(stop, max(0, self._num_exempt - len(stop) + 1))) >= 0
         ]
         return min(found)[1] if found else None
 

@@ -10,6 +10,7 @@ from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER, find_drafter
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
 from gateway.errors import ModelNotFoundError
+from gateway.processors import check_min_tokens, check_processors, request_processors
 from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
 
@@ -29,6 +30,8 @@ class SequencePlan:
     drafter: str = DEFAULT_DRAFTER
     """Name under which statistics count it, until the engine says which policy it has: ``none`` if
     nothing is drafted."""
+    min_tokens: int = 0
+    """Output tokens before stop strings count."""
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -56,6 +59,7 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
     _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    check_processors(body, settings)
     drafters = settings.all_drafters
     drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
     if body.dflash is not None and body.dflash.policy is not None:
@@ -148,8 +152,10 @@ def plan_sequences(
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
                 drafter=drafter,
+                processors=request_processors(body, stop_token_ids(body, settings), settings),
             ),
             stop_strings=body.stop,
+            min_tokens=body.min_tokens or 0,
             drafter=drafter_label(policy or settings.default_policy, drafter),
         )
         for index, token_ids in enumerate(prompt_token_ids)
@@ -176,6 +182,7 @@ def output_budget(
             f"{num_prompt_tokens} and {wanted} are asked for; ask for at most {remaining}.",
             "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         )
+    check_min_tokens(body, wanted)
     return wanted
 
 
@@ -189,6 +196,7 @@ def sampling_params(body: GenerationBody, settings: GatewaySettings) -> Sampling
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         top_k=min(max(top_k, 0), settings.vocab_size),
         seed=seed,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
     )
 
 

@@ -91,6 +91,8 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         else 0.0,
         top_p=generation.get("top_p", 1.0),
         top_k=generation.get("top_k", 0),
+        min_p=generation.get("min_p") or 0.0,
+        repetition_penalty=generation.get("repetition_penalty") or 1.0,
     )
     return GatewaySettings(
         model_id=args.model.id,
