@@ -15,12 +15,14 @@ from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_atte
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.processors import TokenLogprobs
+from dflash_wire.proposals import unpacked_proposals
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
 from verifier.acceptance import accept, ancestor_mask, chain_within
 from verifier.logprobs import Asked, logprobs_of
 from verifier.packing import PackedRow, pack_rows
 from verifier.processors import ProcessedRow, process
+from verifier.rejection import choose_by_rejection
 from verifier.slots import SlotPool
 from verifier.target import TargetModel
 
@@ -138,17 +140,10 @@ class VerifierEngine:
         wanted: list[int] = []
         runs: list[SamplingRun] = []
         for p in packed:
-            if p.num_logits == 0:
-                continue
-            end = p.logits_offset + p.num_logits
-            last = p.row.start_position + p.width
-            if p.row.is_prefill:
-                wanted.append(p.offset + p.width - 1)
-                runs.append(SamplingRun(p.logits_offset, end, last, p.row.sampling))
-                continue
-            wanted += range(p.offset, p.offset + p.width)
-            places = tuple(p.row.start_position + 1 + depth for depth in p.depths)
-            runs.append(SamplingRun(p.logits_offset, end, places[0], p.row.sampling, places))
+            if p.num_logits:
+                end = p.offset + p.width
+                wanted += range(end - p.num_logits, end)
+                runs.append(p.run)
         if not wanted:
             return hidden[:0], []
         if len(wanted) != hidden.shape[0]:
@@ -156,6 +151,12 @@ class VerifierEngine:
         logits = self.target.logits(hidden)
         scores = process(logits, processed) if processed else logits
         chosen: list[int] = choose_tokens(scores, runs).tolist()
+        for p in packed:
+            if p.rejects:
+                run, drafts = p.run, p.draft_token_ids
+                proposals = unpacked_proposals(p.proposals)
+                mine = choose_by_rejection(scores, run, drafts, proposals)
+                chosen[run.start : run.start + len(mine)] = mine
         return logits, chosen
 
     def _logprobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_ops.sampling import SamplingRun
 from dflash_wire.errors import FatalError
 from dflash_wire.records import DraftResult, Row, StepPlan
 from verifier.acceptance import chain_parents, depths
@@ -29,6 +30,24 @@ class PackedRow:
     """Positions; of a tree with few nodes, fewer than planned."""
     logits_offset: int
     num_logits: int
+    proposals: bytes = b""
+    """What sampled drafts were sampled from."""
+
+    @property
+    def run(self) -> SamplingRun:
+        """How tokens are chosen from its logits, of which there are some."""
+        start, end = self.logits_offset, self.logits_offset + self.num_logits
+        first = self.row.start_position + 1
+        if self.row.is_prefill:
+            return SamplingRun(start, end, self.row.start_position + self.width, self.row.sampling)
+        places = tuple(first + depth for depth in self.depths)
+        return SamplingRun(start, end, first, self.row.sampling, places)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are kept by chance."""
+        params = self.row.sampling
+        return params.rejects and params.temperature > 0 and bool(self.draft_token_ids)
 
 
 def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
@@ -68,6 +87,7 @@ def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
                 width,
                 logits_offset,
                 num_logits,
+                drafts.proposals[i] if drafts.proposals is not None else b"",
             )
         )
         offset += width

@@ -104,6 +104,21 @@ def _likeliest(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[Te
     return values, ids
 
 
+class Candidates(NamedTuple):
+    """What is left of the S logits rows that are sampled, after all processors."""
+
+    rows: Tensor
+    """``[S]`` int64: which rows of the logits."""
+    scores: Tensor
+    """``[S, n]`` float32: logits over temperature; -inf for removed tokens."""
+    token_ids: Tensor
+    """``[S, n]`` int64."""
+    seeds: Tensor
+    """``[S]`` int64."""
+    positions: Tensor
+    """``[S]`` int64, of the token that is chosen from each."""
+
+
 class CoupledScores(NamedTuple):
     """What sampled tokens are the largest of, for the S logits rows that are sampled."""
 
@@ -115,8 +130,8 @@ class CoupledScores(NamedTuple):
     """``[S, n]`` int64."""
 
 
-def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores | None:
-    """Process and perturb the logits of all rows with a temperature; None if there is no such row.
+def candidates_of(logits: Tensor, runs: Sequence[SamplingRun]) -> Candidates | None:
+    """Process the logits of all rows with a temperature; None if there is no such row.
 
     Args:
         logits: ``[T, V]``, any float dtype.
@@ -139,8 +154,16 @@ def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores
     scores = logits[index].float() / temperatures[:, None]
     values, ids = _candidates(scores, params)
     seeds = torch.tensor([p.seed for p in params], dtype=torch.int64, device=device)
-    noise = gumbel_noise(seeds, torch.tensor(positions, device=device), ids)
-    return CoupledScores(index, values + noise, ids)
+    return Candidates(index, values, ids, seeds, torch.tensor(positions, device=device))
+
+
+def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores | None:
+    """As ``candidates_of``, with the noise that chooses."""
+    found = candidates_of(logits, runs)
+    if found is None:
+        return None
+    noise = gumbel_noise(found.seeds, found.positions, found.token_ids)
+    return CoupledScores(found.rows, found.scores + noise, found.token_ids)
 
 
 def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:

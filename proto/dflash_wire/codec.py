@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,8 @@ def unpack(frame: bytes) -> Any:
 
 def _sampling(s: SamplingParams) -> tuple[float, ...]:
     fields = (s.temperature, s.top_p, s.top_k, s.seed)
+    if s.rejects:
+        return (*fields, s.min_p, s.rejects)
     return (*fields, s.min_p) if s.min_p else fields
 
 
@@ -46,9 +49,10 @@ def _processors(p: Processors) -> tuple[Any, ...]:
 
 
 def _packed_extras(extras: RowExtras) -> tuple[Any, ...]:
-    start = extras.start
-    if start is not None:
-        start = (_processors(start.processors), start.num_prompt, start.token_ids)
+    if extras.start is None:
+        return (extras.num_logprobs, extras.slot, None)
+    processors, num_prompt, token_ids = extras.start
+    start = (_processors(processors), num_prompt, token_ids)
     return (extras.num_logprobs, extras.slot, start)
 
 
@@ -90,7 +94,7 @@ def _row(
 
 def encode_plan(plan: StepPlan) -> bytes:
     """Encode a ``StepPlan``."""
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
             r.seq_id,
             r.token_ids,
@@ -137,6 +141,8 @@ def encode_drafts(result: DraftResult) -> bytes:
         result.parents,
         result.began_s,
     )
+    if result.proposals is not None:
+        return pack((*fields, result.scores, result.proposals))
     return pack(fields if result.scores is None else (*fields, result.scores))
 
 
@@ -171,7 +177,7 @@ def decode_result(frame: bytes) -> StepResult:
     return result
 
 
-def _logprobs(tokens: list[list[Any]]) -> list[TokenLogprobs]:
+def _logprobs(tokens: Sequence[Sequence[Any]]) -> list[TokenLogprobs]:
     return [TokenLogprobs._make(token) for token in tokens]
 
 

@@ -43,6 +43,9 @@ class SamplingParams:
     """0 <= seed < 2**63."""
     min_p: float = 0.0
     """Least probability of a candidate, as a share of the likeliest one's."""
+    rejects: bool = False
+    """Drafts are sampled by themselves and corrected by rejection: then the output is distributed as plain
+    decoding's, but depends on widths. False: ``coupled``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,9 @@ class DraftResult:
     """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
     scores: list[bytes] | None = None
     """``scores[i]``: of a tree (``trees.packed_scores``), empty for other rows. None: no row is one."""
+    proposals: list[bytes] | None = None
+    """``proposals[i]``: of sampled drafts (``proposals.packed_proposals``), empty for other rows. None: no
+    row has such drafts."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
@@ -307,6 +313,12 @@ class DraftResult:
             self.scores = [b"" for _ in self.draft_token_ids]
         self.draft_token_ids[row], self.parents[row], self.scores[row] = token_ids, parents, scores
 
+    def add_sampled(self, row: int, token_ids: list[int], proposals: bytes) -> None:
+        """Put drafts into a row that are to be corrected by rejection. Mutates."""
+        if self.proposals is None:
+            self.proposals = [b"" for _ in self.draft_token_ids]
+        self.draft_token_ids[row], self.proposals[row] = token_ids, proposals
+
     def merged(self, other: DraftResult) -> DraftResult:
         """Return this result of one drafter and that of the next as one; rows have one drafter."""
         pairs = zip(self.draft_token_ids, other.draft_token_ids, strict=True)
@@ -318,6 +330,7 @@ class DraftResult:
             parents=_merged(self.parents, other.parents),
             began_s=min(began, default=0.0),
             scores=_merged(self.scores, other.scores),
+            proposals=_merged(self.proposals, other.proposals),
         )
 
 
