@@ -77,6 +77,9 @@ class SequenceText:
     """Text, length and end of one sequence's output. Owner: its generator.
 
     All three depend on the tokens alone, not on the chunks they came in.
+
+    Args:
+        includes_stop: what ends the sequence is part of its text, a stop token too if it has any.
     """
 
     def __init__(
@@ -84,9 +87,11 @@ class SequenceText:
         detokenizer: Detokenizer,
         stop_strings: Sequence[str],
         stop_token_ids: Collection[int],
+        includes_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stop_strings)
+        self._includes_stop = includes_stop
+        self._stops = StopMatcher(stop_strings, includes_stop)
         self._is_plain = not stop_strings
         """Without stop strings and before its end, only a stop token makes a token special."""
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -105,6 +110,8 @@ class SequenceText:
                 break
             self.num_tokens += 1
             if token_id in self._stop_token_ids:
+                if self._includes_stop:
+                    pieces.append(self._stops.push(self._detokenizer.push(token_id)))
                 pieces.append(self.finish(FinishReason.STOP))
                 break
             pieces.append(self._stops.push(self._detokenizer.push(token_id)))

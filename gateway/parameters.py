@@ -1,6 +1,6 @@
 """Known parameters that are not implemented: a 400 that names them, never silence.
 
-A value that asks for nothing (``n: 1``, ``presence_penalty: 0``, ``null``) is accepted. Fields that
+A value that asks for nothing (``best_of: 1``, ``presence_penalty: 0``, ``null``) is accepted. Fields that
 nobody knows are accepted too, and reported in the ``X-DFlash-Ignored-Fields`` header.
 """
 
@@ -21,10 +21,10 @@ Neutral = tuple[Any, ...]
 """Values of a parameter that ask for nothing; ``None`` always does, and is not listed."""
 
 _BOTH: dict[str, Neutral] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "early_stopping": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (False,),
@@ -41,7 +41,6 @@ _BOTH: dict[str, Neutral] = {
     "bad_words": ([],),
     "allowed_token_ids": ([],),
     "logits_processors": ([],),
-    "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -58,10 +57,14 @@ _BOTH: dict[str, Neutral] = {
     "regex": (),
     "ebnf": (),
     "prompt_embeds": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": (),
     "lora_path": (),
+    "lora_name": (),
+    "lora_request": (),
+    "adapter_id": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
 }
 _CHAT: dict[str, Neutral] = {
     "tools": ([],),
@@ -90,7 +93,6 @@ _MESSAGE: dict[str, Neutral] = {
     "refusal": ("",),
 }
 _STREAM_OPTIONS: dict[str, Neutral] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
