@@ -27,9 +27,9 @@ def add_bad_words(
 def bad_word_ids(words: Sequence[str], tokenizer: ChatTokenizer) -> list[list[int]]:
     """Return the token sequences that write these words, each once.
 
-    A word counts as it is written at the beginning of a text and as it is written behind a space. (vLLM leaves
-    the second out where it takes another number of tokens; most words would come through.) Other ways to
-    write it are not recognised.
+    A word counts as it is written at the beginning of a text and as it is written behind a space. (vLLM
+    leaves the second out where it takes another number of tokens; most words would come through.) Other
+    ways to write it are not recognised.
     """
     texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
     found = dict.fromkeys(tuple(tokenizer.encode_plain(text)) for text in texts)

@@ -79,6 +79,7 @@ class SequenceText:
     All three depend on the tokens alone, not on the chunks they came in.
 
     Args:
+        includes_stop: what ends the sequence is part of its text, a stop token too if it has any.
         min_tokens: stop strings count behind so many tokens, as stop tokens do.
     """
 
@@ -87,10 +88,12 @@ class SequenceText:
         detokenizer: Detokenizer,
         stop_strings: Sequence[str],
         stop_token_ids: Collection[int],
+        includes_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stop_strings)
+        self._includes_stop = includes_stop
+        self._stops = StopMatcher(stop_strings, includes_stop)
         self._is_plain = not stop_strings
         """Without stop strings and before its end, only a stop token makes a token special."""
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -110,6 +113,8 @@ class SequenceText:
                 break
             self.num_tokens += 1
             if token_id in self._stop_token_ids:
+                if self._includes_stop:
+                    pieces.append(self._stops.push(self._detokenizer.push(token_id)))
                 pieces.append(self.finish(FinishReason.STOP))
                 break
             new_text = self._detokenizer.push(token_id)

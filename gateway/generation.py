@@ -15,6 +15,7 @@ from dflash_wire.errors import (
     error_from_wire,
 )
 from dflash_wire.records import GenerationStats, TokenChunk
+from gateway.details import PieceDetail
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
 from gateway.state import GatewayState
@@ -37,6 +38,8 @@ class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
     """Set on the sequence's last piece only."""
     stats: GenerationStats | None = None
     """Set on the sequence's last piece only."""
+    detail: PieceDetail | None = None
+    """Set if the request asks for more than text."""
 
 
 TextPieces = AsyncGenerator[TextPiece, None]
@@ -57,8 +60,10 @@ async def sequence_pieces(
         state.tokenizer.new_detokenizer(),
         plan.stop_strings,
         plan.request.stop_token_ids,
+        plan.includes_stop,
         plan.min_tokens,
     )
+    advance = _advance_in_detail if plan.is_detailed else _advance
     stats, recorder = GenerationStats(), state.recorder
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)
     last: TextPiece | None = None
@@ -67,11 +72,11 @@ async def sequence_pieces(
         chunks = state.engine.generate(plan.request)
         async for chunk in chunks:
             taken_s = 0.0 if recorder is None else recorder.clock()
-            piece = _advance(plan, text, stats, meter, chunk)
+            piece = advance(plan, text, stats, meter, chunk)
             if piece.finish_reason is not None:
                 last = piece
                 break
-            if piece.text:
+            if piece.text or piece.detail is not None:
                 yield piece
             if recorder is not None:
                 recorder.add(plan.request.request_id, len(chunk.token_ids), taken_s)
@@ -117,6 +122,21 @@ def _advance(
     if text.finish_reason is None:
         return TextPiece(plan.index, new_text, text.num_tokens)
     return TextPiece(plan.index, new_text, text.num_tokens, text.finish_reason, stats)
+
+
+def _advance_in_detail(
+    plan: SequencePlan,
+    text: SequenceText,
+    stats: GenerationStats,
+    meter: SequenceMeter,
+    chunk: TokenChunk,
+) -> TextPiece:
+    """As ``_advance``, for plans that ask for more than text."""
+    num_before = text.num_tokens
+    piece = _advance(plan, text, stats, meter, chunk)
+    num_new_tokens = piece.num_tokens - num_before
+    token_ids = chunk.token_ids[:num_new_tokens] if plan.returns_token_ids else ()
+    return piece._replace(detail=PieceDetail(token_ids))
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

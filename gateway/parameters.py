@@ -1,6 +1,6 @@
 """Known parameters that are not implemented: a 400 that names them, never silence.
 
-A value that asks for nothing (``n: 1``, ``typical_p: 1``, ``null``) is accepted. Fields that
+A value that asks for nothing (``best_of: 1``, ``typical_p: 1``, ``null``) is accepted. Fields that
 nobody knows are accepted too, and reported in the ``X-DFlash-Ignored-Fields`` header.
 """
 
@@ -21,10 +21,10 @@ Neutral = tuple[Any, ...]
 """Values of a parameter that ask for nothing; ``None`` always does, and is not listed."""
 
 _BOTH: dict[str, Neutral] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "early_stopping": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (False,),
@@ -33,7 +33,6 @@ _BOTH: dict[str, Neutral] = {
     "repeat_penalty": (1,),
     "typical_p": (1,),
     "logits_processors": ([],),
-    "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -50,10 +49,14 @@ _BOTH: dict[str, Neutral] = {
     "regex": (),
     "ebnf": (),
     "prompt_embeds": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": (),
     "lora_path": (),
+    "lora_name": (),
+    "lora_request": (),
+    "adapter_id": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
 }
 _CHAT: dict[str, Neutral] = {
     "tools": ([],),
@@ -82,7 +85,6 @@ _MESSAGE: dict[str, Neutral] = {
     "refusal": ("",),
 }
 _STREAM_OPTIONS: dict[str, Neutral] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 

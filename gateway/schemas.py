@@ -140,6 +140,9 @@ class StreamOptions(_Body):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: every chunk says what has been used so far."
+    )
 
 
 class DFlashOptions(BaseModel):
@@ -160,6 +163,9 @@ class GenerationBody(ProcessorFields, _Body):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str
+    n: int | None = Field(
+        None, ge=1, description="Choices per prompt; the first is what n=1 would give."
+    )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -168,10 +174,17 @@ class GenerationBody(ProcessorFields, _Body):
     seed: int | None = None
     stop: Stops = ()
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = Field(
+        None, description="Add prompt_token_ids, and token_ids to every choice and chunk."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: str | None = Field(None, description="Accepted, and not used; so are the next three.")
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     priority: int | None = Field(
         None, ge=-(2**31), lt=2**31, description="Smaller goes first when requests have to wait."
     )
@@ -197,6 +210,14 @@ class GenerationBody(ProcessorFields, _Body):
     def wants_usage_chunk(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        options = self.stream_options
+        return (
+            options is not None and self.wants_usage_chunk and bool(options.continuous_usage_stats)
+        )
 
 
 class ChatMessage(_Body):

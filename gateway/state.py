@@ -45,7 +45,8 @@ class GatewaySettings:
     admin_key: str | None = None
     """Opens the admin routes; None closes them."""
     max_body_bytes: int = 8 * 1024 * 1024
-    max_prompts_per_request: int = 64
+    max_choices_per_request: int = 64
+    """Prompts times choices per prompt."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds, reported as the model's creation time."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER, find_drafter
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
+from gateway.choice_seeds import SEED_RANGE, choice_seed
 from gateway.errors import ModelNotFoundError
 from gateway.processors import check_min_tokens, check_processors, request_processors
 from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
 
-SEED_RANGE = 2**63
 _STATIC_POLICY = re.compile(r"static(-tree)?:([1-9][0-9]{0,5})")
 _NAMED_POLICIES = ("adaptive", "adaptive-chain", "table", "off")
 
@@ -32,6 +32,16 @@ class SequencePlan:
     nothing is drafted."""
     min_tokens: int = 0
     """Output tokens before stop strings count."""
+    is_first_choice: bool = True
+    """Of its prompt; the others are further answers to the same prompt."""
+    includes_stop: bool = False
+    """What ends the sequence is part of its text."""
+    returns_token_ids: bool = False
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether its pieces carry more than text."""
+        return self.returns_token_ids
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -99,9 +109,9 @@ def check_policy(policy: str, max_draft_block_size: int, max_tree_positions: int
 
 def check_prompts(prompts: Prompts, settings: GatewaySettings) -> None:
     """Raise ``InvalidRequestError`` for too many prompts or token ids outside the vocabulary."""
-    if len(prompts) > settings.max_prompts_per_request:
+    if len(prompts) > settings.max_choices_per_request:
         raise InvalidRequestError(
-            f"At most {settings.max_prompts_per_request} prompts per request, "
+            f"At most {settings.max_choices_per_request} prompts per request, "
             f"not {len(prompts)}; send several requests.",
             "prompt",
         )
@@ -125,7 +135,7 @@ def plan_sequences(
     response_id: str,
     prompt_param: str,
 ) -> list[SequencePlan]:
-    """Return one plan per prompt, in order.
+    """Return the plans of all choices: those of the first prompt, those of the second, and so on.
 
     Args:
         prompt_token_ids: one list per prompt.
@@ -134,32 +144,59 @@ def plan_sequences(
         prompt_param: the field to blame when a prompt is empty or too long.
 
     Raises:
-        InvalidRequestError: a prompt has no tokens.
+        InvalidRequestError: a prompt has no tokens, or there are too many choices.
         ContextLengthError: a prompt and its output do not fit the context.
     """
+    num_choices = body.n or 1
+    num_sequences = num_choices * len(prompt_token_ids)
+    if num_sequences > settings.max_choices_per_request:
+        raise InvalidRequestError(
+            f"n times the prompts is {num_sequences}; at most {settings.max_choices_per_request} choices "
+            "are possible per request.",
+            "n",
+        )
+    plans: list[SequencePlan] = []
+    for token_ids in prompt_token_ids:
+        first = _first_choice(body, token_ids, settings, prompt_param)
+        for choice in range(num_choices):
+            index = len(plans)
+            plans.append(_choice_plan(first, choice, index, f"{response_id}-{index}"))
+    return plans
+
+
+def _first_choice(
+    body: GenerationBody, token_ids: list[int], settings: GatewaySettings, prompt_param: str
+) -> SequencePlan:
     policy = body.dflash.policy if body.dflash else None
     drafter = drafter_name(body, settings)
-    return [
-        SequencePlan(
-            index=index,
-            request=GenerationRequest(
-                request_id=f"{response_id}-{index}",
-                prompt_token_ids=token_ids,
-                max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
-                sampling=sampling_params(body, settings),
-                stop_token_ids=stop_token_ids(body, settings),
-                policy=policy,
-                cache_salt=body.cache_salt or "",
-                priority=body.priority or 0,
-                drafter=drafter,
-                processors=request_processors(body, stop_token_ids(body, settings), settings),
-            ),
-            stop_strings=body.stop,
-            min_tokens=body.min_tokens or 0,
-            drafter=drafter_label(policy or settings.default_policy, drafter),
-        )
-        for index, token_ids in enumerate(prompt_token_ids)
-    ]
+    return SequencePlan(
+        index=0,
+        request=GenerationRequest(
+            request_id="",
+            prompt_token_ids=token_ids,
+            max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
+            sampling=sampling_params(body, settings),
+            stop_token_ids=stop_token_ids(body, settings),
+            policy=policy,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+            drafter=drafter,
+            processors=request_processors(body, stop_token_ids(body, settings), settings),
+        ),
+        stop_strings=body.stop,
+        min_tokens=body.min_tokens or 0,
+        drafter=drafter_label(policy or settings.default_policy, drafter),
+        includes_stop=bool(body.include_stop_str_in_output),
+        returns_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _choice_plan(first: SequencePlan, choice: int, index: int, request_id: str) -> SequencePlan:
+    """Return the plan of a prompt's ``choice``-th answer, made from the first one's."""
+    sampling = first.request.sampling
+    seed = choice_seed(sampling.seed, choice)
+    request = replace(first.request, request_id=request_id, sampling=replace(sampling, seed=seed))
+    return replace(first, index=index, request=request, is_first_choice=choice == 0)
 
 
 def output_budget(

@@ -1,0 +1,73 @@
+"""Response objects for requests that ask for more than text: token ids, usage in every chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.generation import TextPiece
+from gateway.responses import ChoiceSoFar, Json, ResponseBuilder
+
+
+class DetailedBuilder(ResponseBuilder):
+    """A ``ResponseBuilder`` for pieces with details. Owner: one HTTP request.
+
+    Args:
+        wants_running_usage: every chunk carries the usage so far, of all choices.
+        others: those of ``ResponseBuilder``.
+    """
+
+    def __init__(self, *others: Any, wants_running_usage: bool, **more: Any) -> None:
+        super().__init__(*others, **more)
+        self._wants_running_usage = wants_running_usage
+        self._token_ids: list[list[int]] = [[] for _ in self._plans]
+        self._has_begun = [False for _ in self._plans]
+
+    def _take_detail(self, piece: TextPiece) -> None:
+        if piece.detail is not None:
+            self._token_ids[piece.choice_index] += piece.detail.token_ids
+
+    def _whole_choice(self, index: int, choice: ChoiceSoFar) -> Json:
+        made = super()._whole_choice(index, choice)
+        if self._plans[index].returns_token_ids:
+            made["token_ids"] = self._token_ids[index]
+            if self._shape.has_ids_per_choice:
+                made["prompt_token_ids"] = self._prompt(index)
+        return made
+
+    def _whole_extras(self) -> Json:
+        return self._prompt_of_response()
+
+    def _opening_chunk(self, choice: Json) -> Json:
+        return self._chunk(choice) | self._prompt_of_response()
+
+    def _text_event(self, piece: TextPiece) -> bytes:
+        self._choices[piece.choice_index].num_tokens = piece.num_tokens
+        return b"".join(self._chunk_event(choice) for choice in self._added_choices(piece))
+
+    def _added_choices(self, piece: TextPiece) -> list[Json]:
+        """Return the stream choices of what ``piece`` adds; token ids are in the first. Mutates."""
+        index, detail = piece.choice_index, piece.detail
+        choices = [self._shape.text_choice(index, piece.text)] if piece.text else []
+        if detail is not None and detail.token_ids:
+            choices = choices or [self._shape.text_choice(index, "")]
+            choices[0]["token_ids"] = list(detail.token_ids)
+            if self._shape.has_ids_per_choice and not self._has_begun[index]:
+                self._has_begun[index] = True
+                choices[0]["prompt_token_ids"] = self._prompt(index)
+        return choices
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = super()._chunk(choice)
+        if self._wants_running_usage:
+            usage = self._usage()
+            del usage["prompt_tokens_details"]  # the last chunk's: known when a sequence has ended
+            chunk["usage"] = usage
+        return chunk
+
+    def _prompt_of_response(self) -> Json:
+        if self._shape.has_ids_per_choice or not self._plans[0].returns_token_ids:
+            return {}
+        return {"prompt_token_ids": self._prompt(0)}
+
+    def _prompt(self, index: int) -> list[int]:
+        return self._plans[index].request.prompt_token_ids
