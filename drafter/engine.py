@@ -22,7 +22,9 @@ from dflash_ops.paging import PagedPool
 from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_wire.processors import DraftBias
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
+from drafter.biases import apply_biases
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.model import DraftModel
@@ -44,6 +46,8 @@ class SlotRuns:
         """One per row, counting its slots from the first of these rows."""
         self.sizes: list[int] = []
         """Draft tokens that each row has verified at most."""
+        self.biases: list[tuple[SamplingRun, DraftBias]] = []
+        """Of rows that have any."""
 
     def add(self, first: int, num_slots: int, row: Row) -> None:
         """Append a row's slots, packed from ``first`` on. Mutates."""
@@ -53,6 +57,8 @@ class SlotRuns:
         )
         self.places += range(first, first + num_slots)
         self.sizes.append(row.width - 1)
+        if row.extras is not None and row.extras.draft_bias is not None:
+            self.biases.append((self.runs[-1], row.extras.draft_bias))
 
 
 class DrafterEngine:
@@ -213,6 +219,8 @@ class DrafterEngine:
         logits = self._head(hidden[torch.tensor(chains.places + trees.places, device=device)])
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
+        apply_biases(logits, chains.biases)
+        apply_biases(logits[len(chains.places) :], trees.biases)
         drafts: list[Draft] = []
         if chains.runs:
             chosen: list[int] = choose_tokens(logits[: len(chains.places)], chains.runs).tolist()

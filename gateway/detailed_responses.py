@@ -1,10 +1,13 @@
-"""Response objects for requests that ask for more than text: token ids, usage in every chunk."""
+"""Response objects for requests that ask for more than text: token ids, log-probabilities, running usage."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gateway.chat_tokenizer import ChatTokenizer
+from gateway.details import PieceDetail, TokenEntry
 from gateway.generation import TextPiece
+from gateway.logprobs import prompt_logprobs
 from gateway.responses import ChoiceSoFar, Json, ResponseBuilder
 
 
@@ -13,29 +16,54 @@ class DetailedBuilder(ResponseBuilder):
 
     Args:
         wants_running_usage: every chunk carries the usage so far, of all choices.
+        tokenizer: names tokens.
         others: those of ``ResponseBuilder``.
     """
 
-    def __init__(self, *others: Any, wants_running_usage: bool, **more: Any) -> None:
+    def __init__(
+        self, *others: Any, wants_running_usage: bool, tokenizer: ChatTokenizer, **more: Any
+    ) -> None:
         super().__init__(*others, **more)
         self._wants_running_usage = wants_running_usage
         self._token_ids: list[list[int]] = [[] for _ in self._plans]
+        self._entries: list[list[TokenEntry]] = [[] for _ in self._plans]
+        self._prompts: list[list[Json | None] | None] = [None for _ in self._plans]
+        self._tokenizer = tokenizer
+        self._logprobs = [self._shape.logprobs(tokenizer) for _ in self._plans]
         self._has_begun = [False for _ in self._plans]
 
     def _take_detail(self, piece: TextPiece) -> None:
         if piece.detail is not None:
             self._token_ids[piece.choice_index] += piece.detail.token_ids
+            self._entries[piece.choice_index] += piece.detail.logprobs
+            self._take_prompt(piece.choice_index, piece.detail)
+
+    def _take_prompt(self, index: int, detail: PieceDetail) -> bool:
+        """Keep what is said about a prompt, once; return whether there was anything. Mutates."""
+        said = detail.prompt_logprobs
+        if said is None:
+            return False
+        num_top = self._plans[index].request.num_prompt_logprobs or 0
+        self._prompts[index] = prompt_logprobs(self._prompt(index), said, num_top, self._tokenizer)
+        return True
 
     def _whole_choice(self, index: int, choice: ChoiceSoFar) -> Json:
         made = super()._whole_choice(index, choice)
+        if self._plans[index].request.num_logprobs is not None:
+            made["logprobs"] = self._logprobs[index].of(self._entries[index])
         if self._plans[index].returns_token_ids:
             made["token_ids"] = self._token_ids[index]
             if self._shape.has_ids_per_choice:
                 made["prompt_token_ids"] = self._prompt(index)
+        if self._prompts[index] is not None and self._shape.has_ids_per_choice:
+            made["prompt_logprobs"] = self._prompts[index]
         return made
 
     def _whole_extras(self) -> Json:
-        return self._prompt_of_response()
+        extras = self._prompt_of_response()
+        if self._prompts[0] is not None and not self._shape.has_ids_per_choice:
+            extras["prompt_logprobs"] = self._prompts[0]
+        return extras
 
     def _opening_chunk(self, choice: Json) -> Json:
         return self._chunk(choice) | self._prompt_of_response()
@@ -45,11 +73,17 @@ class DetailedBuilder(ResponseBuilder):
         return b"".join(self._chunk_event(choice) for choice in self._added_choices(piece))
 
     def _added_choices(self, piece: TextPiece) -> list[Json]:
-        """Return the stream choices of what ``piece`` adds; token ids are in the first. Mutates."""
+        """Return the stream choices of what ``piece`` adds; all but text is in the first. Mutates."""
         index, detail = piece.choice_index, piece.detail
         choices = [self._shape.text_choice(index, piece.text)] if piece.text else []
-        if detail is not None and detail.token_ids:
+        if detail is not None and (detail.token_ids or detail.logprobs):
             choices = choices or [self._shape.text_choice(index, "")]
+        if detail is not None and self._take_prompt(index, detail):
+            choices = choices or [self._shape.text_choice(index, "")]
+            choices[0]["prompt_logprobs"] = self._prompts[index]
+        if detail is not None and detail.logprobs:
+            choices[0]["logprobs"] = self._logprobs[index].of(detail.logprobs)
+        if detail is not None and detail.token_ids:
             choices[0]["token_ids"] = list(detail.token_ids)
             if self._shape.has_ids_per_choice and not self._has_begun[index]:
                 self._has_begun[index] = True

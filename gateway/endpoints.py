@@ -122,7 +122,11 @@ class _Answer:
         settings = self._state.settings
         make: Callable[..., ResponseBuilder] = ResponseBuilder
         if body.wants_running_usage or prepared.plans[0].is_detailed:
-            make = partial(DetailedBuilder, wants_running_usage=body.wants_running_usage)
+            make = partial(
+                DetailedBuilder,
+                wants_running_usage=body.wants_running_usage,
+                tokenizer=self._state.tokenizer,
+            )
         return make(
             ResponseHead(prepared.response_id, settings.model_id, settings.system_fingerprint),
             self._shape,

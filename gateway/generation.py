@@ -15,7 +15,7 @@ from dflash_wire.errors import (
     error_from_wire,
 )
 from dflash_wire.records import GenerationStats, TokenChunk
-from gateway.details import PieceDetail
+from gateway.details import PieceDetail, TokenEntry
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
 from gateway.state import GatewayState
@@ -135,8 +135,18 @@ def _advance_in_detail(
     num_before = text.num_tokens
     piece = _advance(plan, text, stats, meter, chunk)
     num_new_tokens = piece.num_tokens - num_before
-    token_ids = chunk.token_ids[:num_new_tokens] if plan.returns_token_ids else ()
-    return piece._replace(detail=PieceDetail(token_ids))
+    token_ids = chunk.token_ids[:num_new_tokens]
+    pairs = zip(token_ids, chunk.logprobs or (), strict=False)
+    entries = [TokenEntry(*pair) for pair in pairs]
+    if num_before == 0 and plan.echo is not None:
+        piece = piece._replace(text=plan.echo + piece.text)
+        if chunk.prompt_logprobs is not None:
+            prompt = plan.request.prompt_token_ids
+            about_prompt = zip(prompt, [None, *chunk.prompt_logprobs], strict=True)
+            entries = [*(TokenEntry(*pair) for pair in about_prompt), *entries]
+    shown = token_ids if plan.returns_token_ids else ()
+    prompt_logprobs = chunk.prompt_logprobs if plan.tells_prompt_logprobs else None
+    return piece._replace(detail=PieceDetail(shown, entries, prompt_logprobs))
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

@@ -1,16 +1,18 @@
 """Log-probabilities as OpenAI writes them: a list of tokens in chats, parallel lists in text completions.
 
 Every output token has one entry, the token that ended the answer too, so there are as many as
-``completion_tokens``. They are the model's own, before penalties, temperature and the like.
+``completion_tokens``; the tokens of an echoed prompt come before them. They are the model's own, before
+penalties, temperature and the like.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from dflash_wire.processors import TokenLogprobs
 from gateway.chat_tokenizer import ChatTokenizer
+from gateway.details import TokenEntry
 
 Json = dict[str, Any]
 
@@ -18,30 +20,41 @@ LEAST = -9999.0
 """JSON has no infinity."""
 
 
-class TokenEntry(NamedTuple):
-    """One output token and what is said about it."""
+class LogprobsWriter(Protocol):
+    """Writes one choice's log-probabilities, piece by piece. Owner: one choice."""
 
-    token_id: int
-    logprobs: TokenLogprobs
+    def __init__(self, tokenizer: ChatTokenizer) -> None: ...
 
-
-def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: ChatTokenizer) -> Json:
-    """Return a chat choice's ``logprobs``."""
-    content = []
-    for token_id, (logprob, top_ids, top_logprobs) in entries:
-        top = [_chat_token(*pair, tokenizer) for pair in zip(top_ids, top_logprobs, strict=True)]
-        content.append({**_chat_token(token_id, logprob, tokenizer), "top_logprobs": top})
-    return {"content": content, "refusal": None}
+    def of(self, entries: Sequence[TokenEntry]) -> Json:
+        """Return the next entries' ``logprobs``. Mutates."""
 
 
-def _chat_token(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> Json:
-    data = tokenizer.token_bytes(token_id)
-    text = data.decode(errors="replace")
-    return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(data)}
+class ChatLogprobs:
+    """Of chats: every token is an object."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, entries: Sequence[TokenEntry]) -> Json:
+        """Return the next entries' ``logprobs``."""
+        content = []
+        for token_id, said in entries:
+            if said is None:
+                continue  # no prompt is echoed in chats
+            logprob, top_ids, top_logprobs = said
+            pairs = zip(top_ids, top_logprobs, strict=True)
+            top = [self._token(*pair) for pair in pairs]
+            content.append({**self._token(token_id, logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        data = self._tokenizer.token_bytes(token_id)
+        text = data.decode(errors="replace")
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(data)}
 
 
 class CompletionLogprobs:
-    """Builds text completions' ``logprobs`` piece by piece. Owner: one choice.
+    """Of text completions: parallel lists.
 
     ``text_offset`` counts characters of the tokens' own texts from the beginning of the output on.
     """
@@ -54,24 +67,54 @@ class CompletionLogprobs:
         """Return the next entries' ``logprobs``. Mutates."""
         tokens: list[str] = []
         offsets: list[int] = []
-        tops: list[dict[str, float]] = []
-        for token_id, (logprob, top_ids, top_logprobs) in entries:
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        for token_id, said in entries:
             text = self._text(token_id)
             tokens.append(text)
             offsets.append(self._offset)
             self._offset += len(text)
-            # Tokens may read alike: the likeliest of them counts. The chosen one is always there.
-            top: dict[str, float] = {}
-            for other_id, other in zip(top_ids, top_logprobs, strict=True):
-                top.setdefault(self._text(other_id), max(other, LEAST))
-            top.setdefault(text, max(logprob, LEAST))
-            tops.append(top)
+            logprobs.append(None if said is None else max(said.logprob, LEAST))
+            tops.append(None if said is None else self._top(text, said))
         return {
             "tokens": tokens,
-            "token_logprobs": [max(entry.logprobs.logprob, LEAST) for entry in entries],
+            "token_logprobs": logprobs,
             "top_logprobs": tops,
             "text_offset": offsets,
         }
 
+    def _top(self, text: str, said: TokenLogprobs) -> dict[str, float]:
+        # Tokens may read alike: the likeliest of them counts. The chosen one is always there.
+        top: dict[str, float] = {}
+        for token_id, logprob in zip(said.top_token_ids, said.top_logprobs, strict=True):
+            top.setdefault(self._text(token_id), max(logprob, LEAST))
+        top.setdefault(text, max(said.logprob, LEAST))
+        return top
+
     def _text(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def prompt_logprobs(
+    token_ids: Sequence[int], said: Sequence[TokenLogprobs], num_top: int, tokenizer: ChatTokenizer
+) -> list[Json | None]:
+    """Return ``prompt_logprobs`` as vLLM writes them: by token id; nothing about the first token.
+
+    Args:
+        token_ids: the prompt.
+        said: of its tokens from the second on.
+        num_top: alternatives to show; the token itself is always there, its rank if it is one of them.
+    """
+    result: list[Json | None] = [None]
+    for token_id, (logprob, top_ids, top_logprobs) in zip(token_ids[1:], said, strict=True):
+        entry: Json = {}
+        for rank, other in enumerate(top_ids[:num_top]):
+            entry[str(other)] = _ranked(other, top_logprobs[rank], rank + 1, tokenizer)
+        entry.setdefault(str(token_id), _ranked(token_id, logprob, None, tokenizer))
+        result.append(entry)
+    return result
+
+
+def _ranked(token_id: int, logprob: float, rank: int | None, tokenizer: ChatTokenizer) -> Json:
+    text = tokenizer.token_bytes(token_id).decode(errors="replace")
+    return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}

@@ -25,10 +25,6 @@ _BOTH: dict[str, Neutral] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (False,),
-    "echo": (False,),
     "suffix": ("",),
     "repeat_penalty": (1,),
     "typical_p": (1,),
@@ -59,6 +55,7 @@ _BOTH: dict[str, Neutral] = {
     "service_tier": ("auto", "default"),
 }
 _CHAT: dict[str, Neutral] = {
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -77,7 +74,7 @@ _CHAT: dict[str, Neutral] = {
     "mm_processor_kwargs": ({},),
     "add_special_tokens": (False,),
 }
-_COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,)}
+_COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,), "top_logprobs": (0,)}
 _MESSAGE: dict[str, Neutral] = {
     "tool_calls": ([],),
     "function_call": (),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dflash_wire.errors import ContextLengthError
+from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from gateway.bad_words import add_bad_words
 from gateway.parameters import check_parameters
 from gateway.schemas import ChatCompletionBody, ChatMessage, CompletionBody, Prompts
@@ -42,6 +42,8 @@ async def prepare_chat(state: GatewayState, body: ChatCompletionBody, response_i
     """
     ignored = check_parameters(body)
     check_body(body, state.settings)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     check_conversation(body.messages, state)
     messages = [message.for_template() for message in body.messages]
     prompt = await state.tokenizer.encode_chat(messages, body.enables_thinking)
@@ -64,7 +66,16 @@ async def prepare_completion(
     prompts = await _encode_prompts(state, body.prompt)
     plans = plan_sequences(body, prompts, state.settings, response_id, "prompt")
     plans = add_bad_words(plans, body.bad_words or (), state.tokenizer)
+    if body.echo:
+        plans = [_with_echo(plan, state) for plan in plans]
     return Prepared(response_id, plans, ignored)
+
+
+def _with_echo(plan: SequencePlan, state: GatewayState) -> SequencePlan:
+    """Return the plan with its prompt as a part of the answer."""
+    detokenizer = state.tokenizer.new_detokenizer()
+    text = detokenizer.push_all(plan.request.prompt_token_ids) + detokenizer.flush()
+    return replace(plan, echo=text)
 
 
 def check_conversation(messages: Sequence[ChatMessage], state: GatewayState) -> None:

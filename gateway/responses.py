@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dflash_wire.records import GenerationStats
 from gateway.framing import PLACE, Framing, TextFiller
 from gateway.generation import TextPiece, TextPieces
+from gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from gateway.validation import SequencePlan, drafter_label
 
 Json = dict[str, Any]
@@ -24,6 +25,7 @@ class ResponseShape(Protocol):
     chunk_object: str
     has_ids_per_choice: bool
     """Whether ``prompt_token_ids`` belong to choices, not to the response."""
+    logprobs: type[LogprobsWriter]
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return one choice of a whole response."""
@@ -45,6 +47,7 @@ class ChatShape:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     has_ids_per_choice = False
+    logprobs: type[LogprobsWriter] = ChatLogprobs
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return a choice with an assistant message."""
@@ -79,6 +82,7 @@ class CompletionShape:
     whole_object = "text_completion"
     chunk_object = "text_completion"
     has_ids_per_choice = True
+    logprobs: type[LogprobsWriter] = CompletionLogprobs
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return a choice with all of its text."""
@@ -279,8 +283,9 @@ def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str
     policy = stats.policy or plan.request.policy or default_policy
     drafter = drafter_label(policy, plan.request.drafter)
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
-    seed = plan.request.sampling.seed
-    return {"policy": policy, "drafter": drafter, "seed": seed, **values}
+    sampling = plan.request.sampling
+    mode = {"sampling": "rejection"} if sampling.rejects else {}
+    return {"policy": policy, "drafter": drafter, "seed": sampling.seed, **mode, **values}
 
 
 _STATS_FIELDS = (

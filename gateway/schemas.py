@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from gateway.processor_fields import ProcessorFields
 
 MAX_STOP_STRINGS = 4
+MAX_LOGPROBS = 20
 
 Prompts = list[str] | list[list[int]]
 
@@ -157,6 +158,10 @@ class DFlashOptions(BaseModel):
     )
     drafter: str | None = Field(None, description="Name of the drafter, where there are several.")
     stats: bool | None = Field(None, description="Report what the request cost.")
+    sampling: Literal["coupled", "rejection"] | None = Field(
+        None,
+        description="How drafts are accepted at a temperature; 'coupled' repeats with the seed.",
+    )
 
 
 class GenerationBody(ProcessorFields, _Body):
@@ -194,12 +199,23 @@ class GenerationBody(ProcessorFields, _Body):
         max_length=256,
         description="Share cached prefixes only with requests that send the same.",
     )
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     dflash: DFlashOptions | None = None
 
     @property
     def enables_thinking(self) -> bool | None:
         """Chats can switch thinking on or off; None says that nobody did."""
         return None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside each token's log-probability; None reports nothing."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
 
     @property
     def wants_stats(self) -> bool:
@@ -253,6 +269,8 @@ class ChatCompletionBody(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: ChatTemplateOptions | None = None
 
     @property
@@ -261,11 +279,30 @@ class ChatCompletionBody(GenerationBody):
         options = self.chat_template_kwargs
         return None if options is None else options.enable_thinking
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """``top_logprobs``, if ``logprobs`` is true."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionBody(GenerationBody):
     """Body of ``POST /v1/completions``."""
 
     prompt: Prompt
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked for."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As asked for, or as many as an echoed prompt has to have."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
 
 
 def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class SamplingDefaults:
     """0 keeps the whole vocabulary."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    rejects: bool = False
+    """Drafts are accepted by rejection sampling unless a request says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

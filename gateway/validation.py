@@ -37,11 +37,15 @@ class SequencePlan:
     includes_stop: bool = False
     """What ends the sequence is part of its text."""
     returns_token_ids: bool = False
+    echo: str | None = None
+    """The prompt's text, if it is part of the answer."""
+    tells_prompt_logprobs: bool = False
 
     @property
     def is_detailed(self) -> bool:
         """Whether its pieces carry more than text."""
-        return self.returns_token_ids
+        asks = (self.request.num_logprobs, self.request.num_prompt_logprobs, self.echo)
+        return self.returns_token_ids or any(one is not None for one in asks)
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -182,12 +186,15 @@ def _first_choice(
             priority=body.priority or 0,
             drafter=drafter,
             processors=request_processors(body, stop_token_ids(body, settings), settings),
+            num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=body.num_prompt_logprobs,
         ),
         stop_strings=body.stop,
         min_tokens=body.min_tokens or 0,
         drafter=drafter_label(policy or settings.default_policy, drafter),
         includes_stop=bool(body.include_stop_str_in_output),
         returns_token_ids=bool(body.return_token_ids),
+        tells_prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 
@@ -228,12 +235,15 @@ def sampling_params(body: GenerationBody, settings: GatewaySettings) -> Sampling
     defaults = settings.sampling
     top_k = defaults.top_k if body.top_k is None else body.top_k
     seed = secrets.randbelow(SEED_RANGE) if body.seed is None else body.seed % SEED_RANGE
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    mode = body.dflash.sampling if body.dflash else None
     return SamplingParams(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        temperature=temperature,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         top_k=min(max(top_k, 0), settings.vocab_size),
         seed=seed,
         min_p=defaults.min_p if body.min_p is None else body.min_p,
+        rejects=temperature > 0 and (defaults.rejects if mode is None else mode == "rejection"),
     )
 
 

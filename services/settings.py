@@ -93,6 +93,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         top_k=generation.get("top_k", 0),
         min_p=generation.get("min_p") or 0.0,
         repetition_penalty=generation.get("repetition_penalty") or 1.0,
+        rejects=args.engine.sampling == "rejection",
     )
     return GatewaySettings(
         model_id=args.model.id,

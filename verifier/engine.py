@@ -73,6 +73,7 @@ class VerifierEngine:
         for i, row in processed.items():
             row.slot.advance(committed[i])
         logprobs = self._logprobs(packed, logits, committed, kept)
+        prompt_logprobs = self._prompt_logprobs(packed, hidden)
         verify_ms = (time.perf_counter() - began) * 1e3
         return StepResult(
             plan.step_id,
@@ -83,6 +84,7 @@ class VerifierEngine:
             verify_began_s=began,
             trees=trees if any(trees) else None,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
@@ -182,6 +184,26 @@ class VerifierEngine:
             return None
         found = dict(zip(asked, logprobs_of(logits, list(asked.values())), strict=True))
         return [found.get(i) for i in range(len(packed))]
+
+    def _prompt_logprobs(
+        self, packed: list[PackedRow], hidden: Tensor
+    ) -> list[list[TokenLogprobs] | None] | None:
+        """Log-probabilities of known tokens, of prefill rows that ask; None if none does."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        for i, p in enumerate(packed):
+            extras = p.row.extras
+            if extras is None or extras.num_prompt_logprobs is None:
+                continue
+            token_ids = p.row.token_ids[1:]
+            if extras.next_token_id is not None:
+                token_ids.append(extras.next_token_id)
+            count = len(token_ids)
+            found[i] = []
+            if count:
+                logits = self.target.logits(hidden[p.offset : p.offset + count])
+                asked = Asked(list(range(count)), token_ids, extras.num_prompt_logprobs)
+                (found[i],) = logprobs_of(logits, [asked])
+        return [found.get(i) for i in range(len(packed))] if found else None
 
     def _accept(
         self, packed: list[PackedRow], chosen: list[int]

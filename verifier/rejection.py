@@ -59,11 +59,13 @@ def choose_by_rejection(
     target.scatter_(1, found.token_ids, found.scores.softmax(dim=-1, dtype=torch.float64))
     drafted = torch.zeros_like(target)  # [N, V]
     for i, (token_ids, probabilities) in enumerate(proposals):
-        ids = torch.tensor(token_ids, device=logits.device)
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
         drafted[i, ids] = torch.tensor(probabilities, dtype=torch.float64, device=logits.device)
     drafts = torch.tensor(draft_token_ids, device=logits.device)[:, None]  # [N, 1]
     coins = uniform_noise(found.seeds, found.positions)
-    is_kept = coins * drafted.gather(1, drafts)[:, 0] < target.gather(1, drafts)[:, 0]
+    chances = drafted.gather(1, drafts)[:, 0]
+    # A drafter that had no token to sample from says so with a chance of 0.
+    is_kept = (chances > 0) & (coins * chances < target.gather(1, drafts)[:, 0])
     residual = (target - drafted).clamp_(min=0.0)
     # Nothing is left where both are the same; then a draft is rejected by rounding alone.
     residual = torch.where(residual.sum(dim=1, keepdim=True) > 0, residual, target)

@@ -38,7 +38,7 @@ from gateway.coordinator.commit import (
 from gateway.coordinator.feedback import StepClock, outcome_of, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.learning import Learning
-from gateway.coordinator.outbox import Outbox, engine_error
+from gateway.coordinator.outbox import Outbox, engine_error, introduce
 from gateway.coordinator.planner import Planner
 from gateway.coordinator.recorder import Flight, FlightRecorder, cycle_began, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
@@ -341,8 +341,7 @@ class Coordinator:
         chunk.logprobs = commit.logprobs
         chunk.num_before = sequence.num_output - len(commit.token_ids)
         if chunk.num_before == 0:
-            chunk.num_cached_tokens = sequence.num_prefix_tokens
-            chunk.policy = self._planner.widths.policy_of(sequence).name
+            introduce(chunk, sequence, self._planner.widths.policy_of(sequence).name)
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value
             self._counters.num_finished += 1

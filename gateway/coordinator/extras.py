@@ -22,7 +22,18 @@ class ExtrasSlots:
         self._free: list[int] = []
         self._num_known = 0
 
-    def start(self, sequence: Sequence) -> RowExtras | None:
+    def of_prefill(self, sequence: Sequence, end: int) -> RowExtras | None:
+        """Return the extras of a prefill row that ends before position ``end``. Mutates."""
+        extras = self._start(sequence) if end == sequence.num_committed else None
+        if sequence.asks_prompt_logprobs:
+            num_top = sequence.request.num_prompt_logprobs
+            behind = sequence.token_ids[end : end + 1]
+            extras = (extras or RowExtras())._replace(
+                num_prompt_logprobs=num_top, next_token_id=behind[0] if behind else None
+            )
+        return extras
+
+    def _start(self, sequence: Sequence) -> RowExtras | None:
         """Return the extras of a prefill row that samples, and prepare those of the verify rows. Mutates.
 
         Args:
@@ -35,12 +46,14 @@ class ExtrasSlots:
         slot = sequence.extras.slot if sequence.extras else None
         if processors is not None and slot is None:
             slot = self._take()
-        sequence.extras = RowExtras(request.num_logprobs, slot)
+        extras = RowExtras(request.num_logprobs, slot)
+        sequence.extras = extras
         if processors is None:
-            return sequence.extras
+            return extras
+        sequence.extras = extras._replace(draft_bias=processors.draft_bias)
         before = sequence.token_ids[: sequence.num_cached] if processors.reads_tokens else []
         start = SlotStart(processors, len(request.prompt_token_ids), before)
-        return sequence.extras._replace(start=start)
+        return extras._replace(start=start)
 
     def release(self, sequence: Sequence) -> None:
         """Take back what a sequence that ended, or has to start over, holds. Mutates."""

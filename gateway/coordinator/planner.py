@@ -273,7 +273,7 @@ class Planner:
     def _prefill_row(self, sequence: Sequence, budget: int) -> Row:
         start = sequence.num_cached
         chunk = sequence.token_ids[start : start + budget]
-        is_last = start + len(chunk) == sequence.num_committed
+        end = start + len(chunk)
         # Admission took the pages of all committed tokens: a prefill never waits half-way.
         return Row(
             seq_id=sequence.seq_id,
@@ -281,9 +281,9 @@ class Planner:
             start_position=start,
             page_ids=self.pages.table(sequence.seq_id),
             is_prefill=True,
-            samples=is_last,
+            samples=end == sequence.num_committed,
             sampling=sequence.request.sampling,
-            extras=self._extras.start(sequence) if is_last else None,
+            extras=self._extras.of_prefill(sequence, end),
         )
 
     def _can_admit(self) -> bool:
@@ -316,7 +316,7 @@ class Planner:
 
         Any thread may ask; what others than the driver get can be out of date.
         """
-        if not self._caches_prefixes:
+        if not self._caches_prefixes or sequence.asks_prompt_logprobs:
             return []
         names = sequence.page_names.of(sequence.token_ids, sequence.num_committed - 1)
         return self.pages.match(names, sequence.context)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from dflash_wire.processors import Processors, RowExtras, SlotStart, TokenLogprobs
+from dflash_wire.processors import DraftBias, Processors, RowExtras, SlotStart, TokenLogprobs
 from dflash_wire.records import (
     CycleStats,
     DraftResult,
@@ -24,6 +24,8 @@ from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PREFILL, SAMPLES, TREE = 1, 2, 4
 """Bits of a row's kind."""
+START, DRAFT_BIAS = map(RowExtras._fields.index, ("start", "draft_bias"))
+"""Places of what is more than a number, the second of them the last."""
 
 
 def pack(value: Any) -> bytes:
@@ -48,19 +50,23 @@ def _processors(p: Processors) -> tuple[Any, ...]:
     return tuple(getattr(p, name) for name in Processors.__slots__)
 
 
-def _packed_extras(extras: RowExtras) -> tuple[Any, ...]:
-    if extras.start is None:
-        return (extras.num_logprobs, extras.slot, None)
-    processors, num_prompt, token_ids = extras.start
-    start = (_processors(processors), num_prompt, token_ids)
-    return (extras.num_logprobs, extras.slot, start)
+def _packed_extras(extras: RowExtras) -> list[Any]:
+    fields: list[Any] = list(extras)
+    if extras.start is not None:
+        processors, *rest = extras.start
+        fields[START] = (_processors(processors), *rest)
+    while fields and fields[-1] is None:
+        fields.pop()
+    return fields
 
 
-def _extras(num_logprobs: int | None, slot: int | None, start: list[Any] | None) -> RowExtras:
-    if start is None:
-        return RowExtras(num_logprobs, slot)
-    fields, *rest = start
-    return RowExtras(num_logprobs, slot, SlotStart(Processors(*fields), *rest))
+def _extras(fields: list[Any]) -> RowExtras:
+    if len(fields) > START and fields[START] is not None:
+        processors, *rest = fields[START]
+        fields[START] = SlotStart(Processors(*processors), *rest)
+    if len(fields) > DRAFT_BIAS:
+        fields[DRAFT_BIAS] = DraftBias._make(fields[DRAFT_BIAS])
+    return RowExtras(*fields)
 
 
 def _row(
@@ -88,7 +94,7 @@ def _row(
         drafter,
         draft_width,
         bool(kind & TREE),
-        None if extras is None else _extras(*extras),
+        None if extras is None else _extras(extras),
     )
 
 
@@ -162,6 +168,8 @@ def encode_result(result: StepResult) -> bytes:
         result.draft_began_s,
         result.verify_began_s,
     )
+    if result.prompt_logprobs is not None:
+        return pack((*fields, result.trees, result.logprobs, result.prompt_logprobs))
     if result.logprobs is not None:
         return pack((*fields, result.trees, result.logprobs))
     return pack(fields if result.trees is None else (*fields, result.trees))
@@ -173,12 +181,18 @@ def decode_result(frame: bytes) -> StepResult:
     if result.trees is not None:
         result.trees = [None if tree is None else TreeOutcome._make(tree) for tree in result.trees]
     if result.logprobs is not None:
-        result.logprobs = [None if row is None else _logprobs(row) for row in result.logprobs]
+        result.logprobs = _row_logprobs(result.logprobs)
+    if result.prompt_logprobs is not None:
+        result.prompt_logprobs = _row_logprobs(result.prompt_logprobs)
     return result
 
 
-def _logprobs(tokens: Sequence[Sequence[Any]]) -> list[TokenLogprobs]:
-    return [TokenLogprobs._make(token) for token in tokens]
+def _row_logprobs(rows: Sequence[Sequence[Any] | None]) -> list[list[TokenLogprobs] | None]:
+    return list(map(_maybe_logprobs, rows))
+
+
+def _maybe_logprobs(tokens: Sequence[Sequence[Any]] | None) -> list[TokenLogprobs] | None:
+    return None if tokens is None else [TokenLogprobs._make(token) for token in tokens]
 
 
 def encode_chunks(chunks: list[TokenChunk]) -> bytes:
@@ -197,7 +211,9 @@ def encode_chunks(chunks: list[TokenChunk]) -> bytes:
         for c in chunks
     ]
     for i, chunk in enumerate(chunks):
-        if chunk.logprobs is not None:
+        if chunk.prompt_logprobs is not None:
+            packed[i] = (*packed[i], chunk.logprobs, chunk.prompt_logprobs)
+        elif chunk.logprobs is not None:
             packed[i] = (*packed[i], chunk.logprobs)
     return pack(packed)
 
@@ -214,7 +230,7 @@ def decode_chunks(frame: bytes) -> list[TokenChunk]:
             num_cached,
             num_before,
             policy,
-            _logprobs(logprobs[0]) if logprobs else None,
+            *map(_maybe_logprobs, logprobs),
         )
         for rid, ids, reason, cycle, error, num_cached, num_before, policy, *logprobs in unpack(
             frame
@@ -237,9 +253,10 @@ def encode_request(request: GenerationRequest) -> bytes:
         request.drafter,
     )
     processors = request.processors
-    if processors is not None or request.num_logprobs is not None:
+    asked = (request.num_logprobs, request.num_prompt_logprobs)
+    if processors is not None or asked != (None, None):
         packed = None if processors is None else _processors(processors)
-        fields = (*fields, packed, request.num_logprobs)
+        fields = (*fields, packed, *asked)
     return pack(fields)
 
 
@@ -249,4 +266,4 @@ def decode_request(frame: bytes) -> GenerationRequest:
     request = GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)
     if request.processors is None:
         return request
-    return replace(request, processors=Processors(*rest[-2]))
+    return replace(request, processors=Processors(*rest[-3]))

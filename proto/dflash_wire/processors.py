@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+MOST_TOLD = 256
+"""Tokens that rows name to the drafter in every step, some 5 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Processors:
@@ -42,6 +45,14 @@ class Processors:
         return penalties != (1.0, 0.0, 0.0)
 
     @property
+    def draft_bias(self) -> DraftBias | None:
+        """What is worth telling the drafter in every step; None if that is nothing, or too much."""
+        num_told = len(self.biased_token_ids) + len(self.allowed_token_ids)
+        if not 0 < num_told <= MOST_TOLD:
+            return None
+        return DraftBias(self.biased_token_ids, self.biases, self.allowed_token_ids)
+
+    @property
     def has_masks(self) -> bool:
         """Whether tokens can be removed."""
         return bool(self.bad_words or self.allowed_token_ids or self.min_tokens)
@@ -62,6 +73,15 @@ class SlotStart(NamedTuple):
     """Committed tokens in front of the row's own; empty where the processors do not read them."""
 
 
+class DraftBias(NamedTuple):
+    """Processors that change logits the same at every place, for the drafter, where they are few tokens."""
+
+    biased_token_ids: list[int]
+    biases: list[float]
+    allowed_token_ids: list[int]
+    """Empty: all of them."""
+
+
 class RowExtras(NamedTuple):
     """What a row asks for beyond tokens."""
 
@@ -71,6 +91,12 @@ class RowExtras(NamedTuple):
     """Where the verifier keeps what the row's processors need; None: the row has no processors."""
     start: SlotStart | None = None
     """Fills the slot. In prefill rows that sample; verify rows find the slot filled."""
+    num_prompt_logprobs: int | None = None
+    """As in ``GenerationRequest``; in prefill rows."""
+    next_token_id: int | None = None
+    """Committed token behind the row's, if there is one, for ``num_prompt_logprobs``."""
+    draft_bias: DraftBias | None = None
+    """In verify rows. It saves drafts that would be rejected; tokens do not depend on it."""
 
 
 class TokenLogprobs(NamedTuple):

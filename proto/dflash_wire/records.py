@@ -72,6 +72,8 @@ class GenerationRequest:
     """None: the target's logits are taken as they are."""
     num_logprobs: int | None = None
     """Alternatives that are reported beside each token's log-probability; None reports nothing."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens but the first. Such a prompt shares no cached prefix."""
 
 
 class CycleStats(NamedTuple):
@@ -155,6 +157,8 @@ class TokenChunk:
     """Block policy that the sequence begins with; set on the request's first chunk only."""
     logprobs: list[TokenLogprobs] | None = None
     """Of every one of ``token_ids``, if the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second on, if asked for; in the first chunk only."""
 
 
 @dataclass(slots=True)
@@ -363,6 +367,8 @@ class StepResult:
     """``trees[i]`` belongs to a row with ``is_tree``, None to any other. None: there is no tree."""
     logprobs: list[list[TokenLogprobs] | None] | None = None
     """``logprobs[i]``: of row ``i``'s committed tokens, if it asked. None: no row did."""
+    prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
+    """``prompt_logprobs[i]``: of the tokens behind each of row ``i``'s, as far as they are known before."""
 
 
 class StepRecord(NamedTuple):

@@ -8,10 +8,6 @@ pytestmark = pytest.mark.asyncio
 
 UNSUPPORTED_BOTH = {
     "best_of": 2,
-    "logprobs": True,
-    "top_logprobs": 3,
-    "prompt_logprobs": 0,
-    "echo": True,
     "suffix": "x",
     "response_format": {"type": "json_object"},
     "guided_json": {},
@@ -27,6 +23,7 @@ UNSUPPORTED_BOTH = {
     "service_tier": "flex",
 }
 UNSUPPORTED_CHAT = {
+    "echo": True,
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
@@ -78,10 +75,6 @@ def check_refused(response: httpx.Response, name: str, served: Served) -> None:
     assert (error["code"], error["param"]) == ("unsupported_parameter", name)
     assert name in error["message"]
     assert served.engine.requests == []
-
-
-async def test_completion_logprobs_zero_asks_for_something(serve: Serve) -> None:
-    check_refused(await (served := serve([])).complete(logprobs=0), "logprobs", served)
 
 
 async def test_a_flag_is_not_a_number(serve: Serve) -> None:

@@ -197,6 +197,28 @@ def test_stop_strings_count_behind_min_tokens(
         if whole.startswith(stop, start) and start + len(stop) > exempt
     ]
     expected = (whole[: min(ends)[1]], "stop") if ends else (whole, "length")
-    text = SequenceText(Letters(texts), stops, [], min_tokens)
+    text = SequenceText(Letters(texts), stops, [], min_tokens=min_tokens)
     got = "".join(text.push([i]) for i in range(len(texts))) + text.finish("length")
     assert (got, text.finish_reason) == expected
+
+
+@both
+@asyncio
+async def test_how_drafts_are_accepted(
+    serve: Serve, settings: GatewaySettings, tokenizer: ChatTokenizer, endpoint: str
+) -> None:
+    by_rejection = {"sampling": "rejection", "stats": True}
+    assert not (await asked(serve, endpoint)).sampling.rejects
+    assert (await asked(serve, endpoint, dflash=by_rejection)).sampling.rejects
+    assert not (await asked(serve, endpoint, dflash=by_rejection, temperature=0)).sampling.rejects
+    served = serve([last([])])
+    answer = (await getattr(served, endpoint)(dflash=by_rejection)).json()
+    assert answer["dflash"]["sampling"] == "rejection"
+    wrong = await getattr(served, endpoint)(dflash={"sampling": "lossy"})
+    assert wrong.json()["error"]["param"] == "dflash.sampling"
+    sampling = replace(settings.sampling, rejects=True)
+    app = create_app(served.engine, tokenizer, replace(settings, sampling=sampling))
+    served = type(served)(app, served.engine, served.metrics)
+    await getattr(served, endpoint)()
+    await getattr(served, endpoint)(dflash={"sampling": "coupled"})
+    assert [request.sampling.rejects for request in served.engine.requests[-2:]] == [True, False]

@@ -29,7 +29,21 @@ COVERED_BY = {
     "cache_salt": ["test_metrics.py::test_cached_prompt_tokens"],
     "priority": ["test_choices.py::test_priority_reaches_the_engine"],
     "user": ["test_parameters.py::test_labels_of_the_client_are_accepted_and_not_ignored"],
-    "logprobs": ["test_parameters.py::test_unsupported"],
+    "min_p": [
+        "test_processors.py::test_all_processors_reach_the_engine",
+        "test_processors.py::test_wrong_values_are_refused",
+    ],
+    "min_tokens": [
+        "test_processors.py::test_min_tokens_hold_back_the_end_of_sequence",
+        "test_processors.py::test_stop_strings_count_behind_min_tokens",
+    ],
+    "logprobs": ["test_logprobs.py::test_chat", "test_logprobs.py::test_completion"],
+    "prompt_logprobs": [
+        "test_logprobs.py::test_prompt_logprobs",
+        "test_logprobs.py::test_echo_with_logprobs",
+    ],
+    'dflash: {"sampling"': ["test_processors.py::test_how_drafts_are_accepted"],
+    "tools": ["test_parameters.py::test_unsupported"],
     "best_of": ["test_parameters.py::test_unsupported"],
     "fields nobody knows": ["test_parameters.py::test_unknown_fields_are_listed"],
 }

@@ -59,8 +59,8 @@ def processors(draw: st.DrawFn, palette: list[int]) -> Processors | None:
         [draw(st.floats(-20, 20)) for _ in biased],
         draw(rarely(st.lists(words, max_size=12), [])),
         draw(rarely(some, [])),
-        draw(rarely(st.integers(0, 20), 0)),
-        draw(rarely(some, [])),
+        draw(st.just(0) | st.integers(1, 20)),
+        draw(st.just([]) | some),
     )
 
 
@@ -84,6 +84,7 @@ def requests(draw: st.DrawFn, index: int, palette: list[int]) -> GenerationReque
         draw(st.just([])) if asked is None else asked.end_token_ids,
         processors=asked,
         num_logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        num_prompt_logprobs=draw(st.sampled_from([None, None, None, 0, 2])),
     )
 
 
@@ -106,6 +107,13 @@ def logprobs(sink: Collector, request: GenerationRequest) -> list[TokenLogprobs]
     for chunk in chunks:
         assert chunk.logprobs is not None and len(chunk.logprobs) == len(chunk.token_ids)
     return [entry for chunk in chunks for entry in chunk.logprobs or []]
+
+
+def prompt_logprobs(sink: Collector, request: GenerationRequest) -> list[TokenLogprobs] | None:
+    first, *others = sink.chunks[request.request_id]
+    assert all(chunk.prompt_logprobs is None for chunk in others)
+    assert (first.prompt_logprobs is None) == (request.num_prompt_logprobs is None)
+    return first.prompt_logprobs
 
 
 def assert_near(
@@ -139,6 +147,14 @@ def assert_equals_naive(pair: OraclePair, request: GenerationRequest, sink: Coll
             assert said[i].top_logprobs == pytest.approx(top.values.tolist(), abs=NEAR)
             assert len(said[i].top_token_ids) == request.num_logprobs
     assert reason == "stop" or len(tokens) == request.max_tokens
+    about_prompt = prompt_logprobs(sink, request)
+    if about_prompt is not None:
+        wanted = logits[: len(prompt) - 1].log_softmax(dim=-1)
+        assert len(about_prompt) == len(prompt) - 1
+        for i, entry in enumerate(about_prompt):
+            assert entry.logprob == pytest.approx(wanted[i, prompt[i + 1]].item(), abs=NEAR)
+            top = wanted[i].topk(request.num_prompt_logprobs or 0).values.tolist()
+            assert entry.top_logprobs == pytest.approx(top, abs=NEAR)
 
 
 num_preempted: list[int] = []
@@ -174,6 +190,7 @@ def test_any_policy_equals_off(
     for request in asked:
         assert got.answer(request.request_id) == plain.answer(request.request_id)
         assert_near(logprobs(got, request), logprobs(plain, request))
+        assert_near(prompt_logprobs(got, request), prompt_logprobs(plain, request))
         assert_equals_naive(pair, request, plain)
     now = coordinator.snapshot()
     assert now.num_free_pages == now.num_pages

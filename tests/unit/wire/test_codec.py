@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_wire import codec
-from dflash_wire.processors import Processors, RowExtras, SlotStart, TokenLogprobs
+from dflash_wire.processors import DraftBias, Processors, RowExtras, SlotStart, TokenLogprobs
 from dflash_wire.records import (
     CycleStats,
     DraftResult,
@@ -41,6 +41,7 @@ sampling = st.builds(
     top_k=counts,
     seed=st.integers(0, 2**63 - 1),
     min_p=st.floats(0, 1),
+    rejects=st.booleans(),
 )
 numbers = st.floats(allow_nan=False)
 processors = st.builds(
@@ -60,6 +61,9 @@ extras = st.builds(
     num_logprobs=st.none() | counts,
     slot=st.none() | counts,
     start=st.none() | st.builds(SlotStart, processors, counts, ids),
+    num_prompt_logprobs=st.none() | counts,
+    next_token_id=st.none() | counts,
+    draft_bias=st.none() | st.builds(DraftBias, ids, st.lists(numbers, max_size=3), ids),
 )
 logprobs = st.lists(
     st.builds(TokenLogprobs, numbers, ids, st.lists(numbers, max_size=3)), max_size=3
@@ -112,6 +116,7 @@ drafts = st.builds(
     parents=st.none() | st.lists(ids, max_size=3),
     began_s=times,
     scores=st.none() | st.lists(st.binary(max_size=6), max_size=3),
+    proposals=st.none() | st.lists(st.binary(max_size=6), max_size=3),
 )
 trees = st.builds(
     TreeOutcome,
@@ -132,6 +137,7 @@ results = st.builds(
     verify_began_s=times,
     trees=st.none() | st.lists(st.none() | trees, max_size=3),
     logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
+    prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
 )
 cycles = st.builds(
     CycleStats,
@@ -153,6 +159,7 @@ chunks = st.builds(
     num_before=counts,
     policy=st.none() | texts,
     logprobs=st.none() | logprobs,
+    prompt_logprobs=st.none() | logprobs,
 )
 requests = st.builds(
     GenerationRequest,
@@ -168,6 +175,7 @@ requests = st.builds(
     drafter=st.none() | texts,
     processors=st.none() | processors,
     num_logprobs=st.none() | counts,
+    num_prompt_logprobs=st.none() | counts,
 )
 few = settings(max_examples=40, deadline=None)
 
@@ -233,7 +241,7 @@ def test_processors_and_logprobs_cost_rows_without_them_nothing() -> None:
     plain = Row(1, [5], 9, [0], width=8)
     asking = replace(plain, extras=RowExtras(None, 3))
     sizes = [len(codec.encode_plan(StepPlan(1, [row]))) for row in (plain, asking)]
-    assert sizes[1] == sizes[0] + 1 + 3
+    assert sizes[1] == sizes[0] + 1 + 2
     assert len(codec.unpack(codec.encode_plan(StepPlan(1, [plain])))[3][0]) == 9
     cold, warm = SamplingParams(), SamplingParams(min_p=0.5)
     sizes = [
@@ -246,7 +254,7 @@ def test_processors_and_logprobs_cost_rows_without_them_nothing() -> None:
     assert len(codec.encode_result(result)) == num_result + 1 + 1 + 1 + 1 + (1 + 9 + 1 + 1)
     request = GenerationRequest("r", [5], 3)
     assert len(codec.unpack(codec.encode_request(request))) == 10
-    assert len(codec.unpack(codec.encode_request(replace(request, num_logprobs=0)))) == 12
+    assert len(codec.unpack(codec.encode_request(replace(request, num_logprobs=0)))) == 13
 
 
 def test_scores_are_packed_in_16_bits() -> None:
