@@ -23,6 +23,9 @@ INLINE_CHARS = 4096
 """Longest text that is encoded on the event loop (about a millisecond); longer goes to a thread."""
 
 Result = TypeVar("Result")
+Json = dict[str, Any]
+Message = dict[str, Any]
+"""What a chat template reads of a turn."""
 
 
 class ChatTokenizer:
@@ -82,24 +85,46 @@ class ChatTokenizer:
             )
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> list[int]:
-        """Render the chat template, ready for the assistant's turn, and encode it.
+        """Render the chat template and encode it.
 
         Args:
             messages: the conversation.
             enables_thinking: the template's ``enable_thinking``; None leaves it undefined.
+            tools: the template's ``tools``.
+            begins_answer: end ready for the assistant's turn.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
         num_chars = sum(len(message["content"]) for message in messages)
-        return await _run(num_chars, lambda: self._encode_chat(messages, enables_thinking))
+        return await _run(
+            num_chars,
+            lambda: self._encode_chat(messages, enables_thinking, tools, begins_answer),
+        )
 
-    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+    async def encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Encode plain prompts, with the special tokens that the model expects around them."""
         num_chars = sum(len(text) for text in texts)
-        return await _run(num_chars, lambda: self._encode(texts, add_special_tokens=True))
+        return await _run(num_chars, lambda: self._encode(texts, add_special_tokens))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids``, special tokens included."""
+        ids = list(token_ids)
+        return await _run(
+            len(ids), lambda: str(self._backend.decode(ids, skip_special_tokens=False))
+        )
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary writes each token; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def new_detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one sequence."""
@@ -108,10 +133,14 @@ class ChatTokenizer:
         return StreamDetokenizer(self._backend, self._special_ids)
 
     def render(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> str:
-        """Return the prompt text of ``messages``."""
-        options: dict[str, Any] = {}
+        """Return the prompt text of ``messages``; see ``encode_chat``."""
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if enables_thinking is not None:
             options["enable_thinking"] = enables_thinking
         if not self._tokenizer.chat_template:
@@ -120,7 +149,7 @@ class ChatTokenizer:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **options
+                list(messages), tokenize=False, add_generation_prompt=begins_answer, **options
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
@@ -129,10 +158,14 @@ class ChatTokenizer:
         return str(text)
 
     def _encode_chat(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> list[int]:
         # The template has written the special tokens already.
-        text = self.render(messages, enables_thinking)
+        text = self.render(messages, enables_thinking, tools, begins_answer)
         (token_ids,) = self._encode([text], add_special_tokens=False)
         return token_ids
 

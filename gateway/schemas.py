@@ -19,33 +19,36 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 MAX_STOP_STRINGS = 4
+CONTRADICTION = "invalid_value"
+"""Type of our own validators' errors; about the body as a whole where they name no field."""
 
 Prompts = list[str] | list[list[int]]
 
 
-def _problem(message: str) -> PydanticCustomError:
+def problem(message: str) -> PydanticCustomError:
+    """Return an error for a validator to raise."""
     # The message is a template for pydantic: braces from a client must not be read as fields.
-    return PydanticCustomError("invalid_value", "{message}", {"message": message})
+    return PydanticCustomError(CONTRADICTION, "{message}", {"message": message})
 
 
 def _join_parts(value: object) -> object:
     """Return message content as one string; parts are joined with newlines, as vLLM does."""
     if not isinstance(value, list):
         if not isinstance(value, str):
-            raise _problem("must be a string or a list of text parts")
+            raise problem("must be a string or a list of text parts")
         return value
     return "\n".join(_part_text(index, part) for index, part in enumerate(value))
 
 
 def _part_text(index: int, part: object) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise _problem(f"part {index} must be an object with a 'type'")
+        raise problem(f"part {index} must be an object with a 'type'")
     if part["type"] != "text":
-        raise _problem(
+        raise problem(
             f"part {index} has type '{part['type'][:40]}', but only 'text' parts are supported"
         )
     if not isinstance(part.get("text"), str):
-        raise _problem(f"part {index} must have a string 'text'")
+        raise problem(f"part {index} must have a string 'text'")
     return str(part["text"])
 
 
@@ -64,7 +67,7 @@ def _list_prompts(value: object) -> object:
             return [value]
         if all(_is_token_ids(item) for item in value):
             return value
-    raise _problem(
+    raise problem(
         "must be a string, a list of strings, a list of token ids or of such lists, and not empty"
     )
 
@@ -73,11 +76,11 @@ def _list_stops(value: object) -> object:
     """Return ``stop`` as a tuple of at most four non-empty strings."""
     stops = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _problem("must be a string or a list of strings")
+        raise problem("must be a string or a list of strings")
     if len(stops) > MAX_STOP_STRINGS:
-        raise _problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
+        raise problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
     if "" in stops:
-        raise _problem("a stop string must not be empty")
+        raise problem("a stop string must not be empty")
     return tuple(stops)
 
 
@@ -124,7 +127,9 @@ Stops = Annotated[
 ]
 
 
-class _Body(BaseModel):
+class StrictBody(BaseModel):
+    """Base of all bodies and of most objects in them: unknown fields are kept as ``extras``."""
+
     # strict: "0.5" is no number and true is no integer, as in OpenAI's own API.
     model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -134,7 +139,7 @@ class _Body(BaseModel):
         return self.model_extra or {}
 
 
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
@@ -157,7 +162,7 @@ class DFlashOptions(BaseModel):
     stats: bool | None = Field(None, description="Report what the request cost.")
 
 
-class GenerationBody(_Body):
+class GenerationBody(StrictBody):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str
@@ -218,7 +223,7 @@ class GenerationBody(_Body):
         )
 
 
-class ChatMessage(_Body):
+class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -239,7 +244,7 @@ class ChatMessage(_Body):
         return message
 
 
-class ChatTemplateOptions(_Body):
+class ChatTemplateOptions(StrictBody):
     """What the chat template is given beside the messages."""
 
     enable_thinking: bool | None = Field(

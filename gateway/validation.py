@@ -65,7 +65,7 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
         )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
-    _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
     drafters = settings.all_drafters
     drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
     if body.dflash is not None and body.dflash.policy is not None:
@@ -113,10 +113,11 @@ def check_prompts(prompts: Prompts, settings: GatewaySettings) -> None:
         )
     for prompt in prompts:
         if isinstance(prompt, list):
-            _check_token_ids(prompt, settings.vocab_size, "prompt")
+            check_token_ids(prompt, settings.vocab_size, "prompt")
 
 
-def _check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Raise ``InvalidRequestError`` for an id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
