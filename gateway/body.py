@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from dflash_wire.errors import InvalidRequestError, PayloadTooLargeError, RequestCancelledError
+from gateway.base_schemas import CONTRADICTION
 from gateway.errors import UnsupportedMediaTypeError
-from gateway.schemas import CONTRADICTION
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -7,7 +7,7 @@ several threads cannot disturb each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
-from gateway.byte_detokenize import ByteDetokenizer, token_bytes
+from gateway.byte_detokenize import ByteDetokenizer, TokenBytes, token_bytes
 from gateway.detokenize import Detokenizer, StreamDetokenizer
 
 INLINE_CHARS = 4096
@@ -55,6 +55,7 @@ class ChatTokenizer:
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         )
         self._token_bytes = token_bytes(backend, self._special_ids)
+        self._shown_bytes: dict[frozenset[str], TokenBytes] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> ChatTokenizer:
@@ -126,11 +127,47 @@ class ChatTokenizer:
         """Return how the vocabulary writes each token; empty for ids that it does not have."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for one sequence."""
+    def new_detokenizer(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
+        """Return a detokenizer for one sequence.
+
+        Args:
+            shown: special tokens that come out as text; others stand for none.
+        """
         if self._token_bytes is not None:
-            return ByteDetokenizer(self._token_bytes)
-        return StreamDetokenizer(self._backend, self._special_ids)
+            return ByteDetokenizer(self._shown_table(self._token_bytes, shown))
+        texts = {token_id: text for text, token_id in self._special_ones(shown)}
+        return StreamDetokenizer(self._backend, self._special_ids, texts)
+
+    def ends_with(self, token_ids: Sequence[int], marker: str) -> bool:
+        """Whether a prompt's last text, white space aside, is ``marker``."""
+        # No token is shorter than a byte, so these are enough.
+        tail = self._backend.decode(list(token_ids[-2 * len(marker) :]), skip_special_tokens=False)
+        return bool(tail.rstrip().endswith(marker))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, all of them if it has several; None if it has none."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, dict):
+            return "\n".join(template.values())
+        return template or None
+
+    def _special_ones(self, shown: Iterable[str]) -> list[tuple[str, int]]:
+        found = ((text, self._backend.token_to_id(text)) for text in shown)
+        return [(text, token_id) for text, token_id in found if token_id in self._special_ids]
+
+    def _shown_table(self, table: TokenBytes, shown: frozenset[str]) -> TokenBytes:
+        if not shown:
+            return table
+        made = self._shown_bytes.get(shown)
+        if made is None:
+            special = self._special_ones(shown)
+            made = table
+            if special:
+                made = TokenBytes(table)
+                made.update({token_id: text.encode() for text, token_id in special})
+            self._shown_bytes[shown] = made
+        return made
 
     def render(
         self,

@@ -1,10 +1,12 @@
-"""Response objects for requests that ask for more than text: token ids, usage in every chunk."""
+"""Response objects for requests with more than text: token ids, running usage, reasoning, tool calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gateway.chat_deltas import delta_object, parsed_message
 from gateway.generation import TextPiece
+from gateway.parsers.deltas import Delta
 from gateway.responses import ChoiceSoFar, Json, ResponseBuilder
 
 
@@ -20,11 +22,16 @@ class DetailedBuilder(ResponseBuilder):
         super().__init__(*others, **more)
         self._wants_running_usage = wants_running_usage
         self._token_ids: list[list[int]] = [[] for _ in self._plans]
+        self._deltas: list[list[Delta]] = [[] for _ in self._plans]
+        self._num_reasoning_tokens = [0 for _ in self._plans]
         self._has_begun = [False for _ in self._plans]
 
     def _take_detail(self, piece: TextPiece) -> None:
-        if piece.detail is not None:
-            self._token_ids[piece.choice_index] += piece.detail.token_ids
+        index, detail = piece.choice_index, piece.detail
+        if detail is not None:
+            self._token_ids[index] += detail.token_ids
+            self._deltas[index] += detail.deltas
+            self._num_reasoning_tokens[index] = detail.num_reasoning_tokens
 
     def _whole_choice(self, index: int, choice: ChoiceSoFar) -> Json:
         made = super()._whole_choice(index, choice)
@@ -32,6 +39,8 @@ class DetailedBuilder(ResponseBuilder):
             made["token_ids"] = self._token_ids[index]
             if self._shape.has_ids_per_choice:
                 made["prompt_token_ids"] = self._prompt(index)
+        if self._plans[index].parse is not None:
+            made["message"] |= parsed_message(self._deltas[index])
         return made
 
     def _whole_extras(self) -> Json:
@@ -42,12 +51,16 @@ class DetailedBuilder(ResponseBuilder):
 
     def _text_event(self, piece: TextPiece) -> bytes:
         self._choices[piece.choice_index].num_tokens = piece.num_tokens
+        if piece.detail is not None:
+            self._num_reasoning_tokens[piece.choice_index] = piece.detail.num_reasoning_tokens
         return b"".join(self._chunk_event(choice) for choice in self._added_choices(piece))
 
     def _added_choices(self, piece: TextPiece) -> list[Json]:
         """Return the stream choices of what ``piece`` adds; token ids are in the first. Mutates."""
         index, detail = piece.choice_index, piece.detail
         choices = [self._shape.text_choice(index, piece.text)] if piece.text else []
+        if detail is not None:
+            choices += [self._delta_choice(index, delta) for delta in detail.deltas]
         if detail is not None and detail.token_ids:
             choices = choices or [self._shape.text_choice(index, "")]
             choices[0]["token_ids"] = list(detail.token_ids)
@@ -56,6 +69,9 @@ class DetailedBuilder(ResponseBuilder):
                 choices[0]["prompt_token_ids"] = self._prompt(index)
         return choices
 
+    def _delta_choice(self, index: int, delta: Delta) -> Json:
+        return self._shape.text_choice(index, "") | {"delta": delta_object(delta)}
+
     def _chunk(self, choice: Json) -> Json:
         chunk = super()._chunk(choice)
         if self._wants_running_usage:
@@ -63,6 +79,13 @@ class DetailedBuilder(ResponseBuilder):
             del usage["prompt_tokens_details"]  # the last chunk's: known when a sequence has ended
             chunk["usage"] = usage
         return chunk
+
+    def _usage(self) -> Json:
+        usage = super()._usage()
+        if any(plan.parse is not None and plan.parse.reasoning for plan in self._plans):
+            num_tokens = sum(self._num_reasoning_tokens)
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+        return usage
 
     def _prompt_of_response(self) -> Json:
         if self._shape.has_ids_per_choice or not self._plans[0].returns_token_ids:

@@ -18,6 +18,7 @@ from dflash_wire.records import GenerationStats, TokenChunk
 from gateway.details import PieceDetail
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
+from gateway.parsed_text import ParsedText
 from gateway.state import GatewayState
 from gateway.validation import SequencePlan, drafter_label
 
@@ -56,12 +57,7 @@ async def sequence_pieces(
     Raises:
         DFlashError: the engine refused the request or failed.
     """
-    text = SequenceText(
-        state.tokenizer.new_detokenizer(),
-        plan.stop_strings,
-        plan.request.stop_token_ids,
-        plan.includes_stop,
-    )
+    text = _new_text(state, plan)
     advance = _advance_in_detail if plan.is_detailed else _advance
     stats, recorder = GenerationStats(), state.recorder
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)
@@ -92,9 +88,20 @@ async def sequence_pieces(
     yield last
 
 
+def _new_text(state: GatewayState, plan: SequencePlan) -> SequenceText | ParsedText:
+    parse = plan.parse
+    text = SequenceText(
+        state.tokenizer.new_detokenizer(frozenset() if parse is None else parse.markers),
+        plan.stop_strings,
+        plan.request.stop_token_ids,
+        plan.includes_stop,
+    )
+    return text if parse is None else ParsedText(text, parse.new_parser())
+
+
 def _advance(
     plan: SequencePlan,
-    text: SequenceText,
+    text: SequenceText | ParsedText,
     stats: GenerationStats,
     meter: SequenceMeter,
     chunk: TokenChunk,
@@ -125,17 +132,23 @@ def _advance(
 
 def _advance_in_detail(
     plan: SequencePlan,
-    text: SequenceText,
+    text: SequenceText | ParsedText,
     stats: GenerationStats,
     meter: SequenceMeter,
     chunk: TokenChunk,
 ) -> TextPiece:
-    """As ``_advance``, for plans that ask for more than text."""
+    """As ``_advance``, for plans that ask for more than text; parsed text is in the detail alone."""
     num_before = text.num_tokens
     piece = _advance(plan, text, stats, meter, chunk)
-    num_new_tokens = piece.num_tokens - num_before
-    token_ids = chunk.token_ids[:num_new_tokens] if plan.returns_token_ids else ()
-    return piece._replace(detail=PieceDetail(token_ids))
+    token_ids: list[int] = []
+    if plan.returns_token_ids:
+        token_ids = chunk.token_ids[: piece.num_tokens - num_before]
+    if isinstance(text, ParsedText):
+        detail = PieceDetail(token_ids, text.take_deltas(), text.num_reasoning_tokens)
+        piece = piece._replace(text="")
+    else:
+        detail = PieceDetail(token_ids)
+    return piece._replace(detail=detail) if detail.has_news or piece.finish_reason else piece
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

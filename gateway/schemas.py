@@ -15,20 +15,15 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
-from pydantic_core import PydanticCustomError
+
+from gateway.base_schemas import StrictBody, problem
+from gateway.tool_schemas import Json, Tool, ToolCall, ToolChoice
 
 MAX_STOP_STRINGS = 4
-CONTRADICTION = "invalid_value"
-"""Type of our own validators' errors; about the body as a whole where they name no field."""
 
 Prompts = list[str] | list[list[int]]
-
-
-def problem(message: str) -> PydanticCustomError:
-    """Return an error for a validator to raise."""
-    # The message is a template for pydantic: braces from a client must not be read as fields.
-    return PydanticCustomError(CONTRADICTION, "{message}", {"message": message})
 
 
 def _join_parts(value: object) -> object:
@@ -127,18 +122,6 @@ Stops = Annotated[
 ]
 
 
-class StrictBody(BaseModel):
-    """Base of all bodies and of most objects in them: unknown fields are kept as ``extras``."""
-
-    # strict: "0.5" is no number and true is no integer, as in OpenAI's own API.
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Fields that this schema does not declare."""
-        return self.model_extra or {}
-
-
 class StreamOptions(StrictBody):
     """OpenAI's ``stream_options``."""
 
@@ -229,18 +212,30 @@ class ChatMessage(StrictBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought; templates may show it to the model."
+    )
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, fields: object) -> object:
+        if isinstance(fields, dict) and fields.get("tool_calls") and fields.get("content") is None:
+            return {**fields, "content": ""}
+        return fields
+
+    def for_template(self) -> Json:
         """Return what chat templates read; ``developer`` is the newer name of ``system``."""
-        message = {
+        message: Json = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
         }
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 
 
@@ -257,6 +252,11 @@ class ChatCompletionBody(GenerationBody):
 
     messages: list[ChatMessage] = Field(min_length=1)
     chat_template_kwargs: ChatTemplateOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: the answer ends with its first complete call."
+    )
 
     @property
     def enables_thinking(self) -> bool | None:

@@ -6,7 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from gateway.schemas import ChatMessage, ChatTemplateOptions, StrictBody, problem
+from gateway.base_schemas import StrictBody, problem
+from gateway.schemas import ChatMessage, ChatTemplateOptions
+from gateway.tool_schemas import Tool
 
 
 class TokenizeBody(StrictBody):
@@ -22,6 +24,7 @@ class TokenizeBody(StrictBody):
         None, description="Begin the assistant's turn; true unless said otherwise."
     )
     chat_template_kwargs: ChatTemplateOptions | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

@@ -72,6 +72,7 @@ async def _encode(body: TokenizeBody, state: GatewayState) -> list[int]:
     return await state.tokenizer.encode_chat(
         [message.for_template() for message in body.messages],
         None if options is None else options.enable_thinking,
+        [tool.for_template() for tool in body.tools or []],
         begins_answer=body.add_generation_prompt is not False,
     )
 

@@ -11,6 +11,7 @@ from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
 from gateway.choice_seeds import SEED_RANGE, choice_seed
 from gateway.errors import ModelNotFoundError
+from gateway.parsers.registry import ParsePlan
 from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
 
@@ -34,11 +35,13 @@ class SequencePlan:
     includes_stop: bool = False
     """What ends the sequence is part of its text."""
     returns_token_ids: bool = False
+    parse: ParsePlan | None = None
+    """What is parsed in its output; None: nothing."""
 
     @property
     def is_detailed(self) -> bool:
         """Whether its pieces carry more than text."""
-        return self.returns_token_ids
+        return self.returns_token_ids or self.parse is not None
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -131,6 +134,7 @@ def plan_sequences(
     settings: GatewaySettings,
     response_id: str,
     prompt_param: str,
+    parse: ParsePlan | None = None,
 ) -> list[SequencePlan]:
     """Return the plans of all choices: those of the first prompt, those of the second, and so on.
 
@@ -139,6 +143,7 @@ def plan_sequences(
         response_id: prefix of the engine's request ids. Ours, hence unique; a client's
             ``X-Request-Id`` may repeat.
         prompt_param: the field to blame when a prompt is empty or too long.
+        parse: what is parsed in the output of each.
 
     Raises:
         InvalidRequestError: a prompt has no tokens, or there are too many choices.
@@ -155,6 +160,7 @@ def plan_sequences(
     plans: list[SequencePlan] = []
     for token_ids in prompt_token_ids:
         first = _first_choice(body, token_ids, settings, prompt_param)
+        first = replace(first, parse=parse)
         for choice in range(num_choices):
             index = len(plans)
             plans.append(_choice_plan(first, choice, index, f"{response_id}-{index}"))
