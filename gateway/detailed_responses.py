@@ -1,13 +1,15 @@
-"""Response objects for requests that ask for more than text: token ids, log-probabilities, running usage."""
+"""Response objects for requests with more than text: token ids, log-probabilities, reasoning, tool calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gateway.chat_deltas import delta_object, parsed_message
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.details import PieceDetail, TokenEntry
 from gateway.generation import TextPiece
 from gateway.logprobs import prompt_logprobs
+from gateway.parsers.deltas import Delta
 from gateway.responses import ChoiceSoFar, Json, ResponseBuilder
 
 
@@ -30,13 +32,18 @@ class DetailedBuilder(ResponseBuilder):
         self._prompts: list[list[Json | None] | None] = [None for _ in self._plans]
         self._tokenizer = tokenizer
         self._logprobs = [self._shape.logprobs(tokenizer) for _ in self._plans]
+        self._deltas: list[list[Delta]] = [[] for _ in self._plans]
+        self._num_reasoning_tokens = [0 for _ in self._plans]
         self._has_begun = [False for _ in self._plans]
 
     def _take_detail(self, piece: TextPiece) -> None:
-        if piece.detail is not None:
-            self._token_ids[piece.choice_index] += piece.detail.token_ids
-            self._entries[piece.choice_index] += piece.detail.logprobs
-            self._take_prompt(piece.choice_index, piece.detail)
+        index, detail = piece.choice_index, piece.detail
+        if detail is not None:
+            self._token_ids[index] += detail.token_ids
+            self._entries[index] += detail.logprobs
+            self._deltas[index] += detail.deltas
+            self._num_reasoning_tokens[index] = detail.num_reasoning_tokens
+            self._take_prompt(index, detail)
 
     def _take_prompt(self, index: int, detail: PieceDetail) -> bool:
         """Keep what is said about a prompt, once; return whether there was anything. Mutates."""
@@ -57,6 +64,8 @@ class DetailedBuilder(ResponseBuilder):
                 made["prompt_token_ids"] = self._prompt(index)
         if self._prompts[index] is not None and self._shape.has_ids_per_choice:
             made["prompt_logprobs"] = self._prompts[index]
+        if self._plans[index].parse is not None:
+            made["message"] |= parsed_message(self._deltas[index])
         return made
 
     def _whole_extras(self) -> Json:
@@ -70,12 +79,16 @@ class DetailedBuilder(ResponseBuilder):
 
     def _text_event(self, piece: TextPiece) -> bytes:
         self._choices[piece.choice_index].num_tokens = piece.num_tokens
+        if piece.detail is not None:
+            self._num_reasoning_tokens[piece.choice_index] = piece.detail.num_reasoning_tokens
         return b"".join(self._chunk_event(choice) for choice in self._added_choices(piece))
 
     def _added_choices(self, piece: TextPiece) -> list[Json]:
         """Return the stream choices of what ``piece`` adds; all but text is in the first. Mutates."""
         index, detail = piece.choice_index, piece.detail
         choices = [self._shape.text_choice(index, piece.text)] if piece.text else []
+        if detail is not None:
+            choices += [self._delta_choice(index, delta) for delta in detail.deltas]
         if detail is not None and (detail.token_ids or detail.logprobs):
             choices = choices or [self._shape.text_choice(index, "")]
         if detail is not None and self._take_prompt(index, detail):
@@ -90,6 +103,9 @@ class DetailedBuilder(ResponseBuilder):
                 choices[0]["prompt_token_ids"] = self._prompt(index)
         return choices
 
+    def _delta_choice(self, index: int, delta: Delta) -> Json:
+        return self._shape.text_choice(index, "") | {"delta": delta_object(delta)}
+
     def _chunk(self, choice: Json) -> Json:
         chunk = super()._chunk(choice)
         if self._wants_running_usage:
@@ -97,6 +113,13 @@ class DetailedBuilder(ResponseBuilder):
             del usage["prompt_tokens_details"]  # the last chunk's: known when a sequence has ended
             chunk["usage"] = usage
         return chunk
+
+    def _usage(self) -> Json:
+        usage = super()._usage()
+        if any(plan.parse is not None and plan.parse.reasoning for plan in self._plans):
+            num_tokens = sum(self._num_reasoning_tokens)
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+        return usage
 
     def _prompt_of_response(self) -> Json:
         if self._shape.has_ids_per_choice or not self._plans[0].returns_token_ids:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dflash_wire.processors import TokenLogprobs
+from gateway.parsers.deltas import Delta
 
 
 class PieceDetail(NamedTuple):
@@ -17,6 +18,15 @@ class PieceDetail(NamedTuple):
     """Of the same tokens, if asked for; of an echoed prompt's before them."""
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     """Of the prompt's tokens from the second on, if asked for; in the first piece."""
+    deltas: Sequence[Delta] = ()
+    """What the text since then means, if it is parsed; the piece has no other text then."""
+    num_reasoning_tokens: int = 0
+    """Of the sequence up to here."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to tell a client."""
+        return bool(self.token_ids or self.logprobs or self.prompt_logprobs or self.deltas)
 
 
 class TokenEntry(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -32,11 +32,18 @@ class StreamDetokenizer:
 
     Args:
         special_ids: tokens without text (end of turn, padding, ...).
+        shown: text of those that have one after all.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special_ids: Collection[int] = (),
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
+        self._shown = shown or {}
         self._stream = DecodeStream(skip_special_tokens=True)
         self._emitted: list[int] = []
         """Tokens of the last text that came out: the context the pending ones are decoded in."""
@@ -47,7 +54,7 @@ class StreamDetokenizer:
         """Return the text that ``token_id`` completes, which may be empty."""
         if token_id in self._special_ids:
             # The stream would skip it as well, but would decode it again with every later token.
-            return ""
+            return self.flush() + self._shown[token_id] if token_id in self._shown else ""
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)

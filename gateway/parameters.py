@@ -56,15 +56,14 @@ _BOTH: dict[str, Neutral] = {
 }
 _CHAT: dict[str, Neutral] = {
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "add_generation_prompt": (True,),
@@ -76,7 +75,6 @@ _CHAT: dict[str, Neutral] = {
 }
 _COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,), "top_logprobs": (0,)}
 _MESSAGE: dict[str, Neutral] = {
-    "tool_calls": ([],),
     "function_call": (),
     "audio": (),
     "refusal": ("",),
@@ -117,6 +115,9 @@ def _places(
             yield "chat_template_kwargs.", options, dict.fromkeys(options, ())
         for index, message in enumerate(body.messages):
             yield f"messages[{index}].", message.extras, _MESSAGE
+        for index, tool in enumerate(body.tools or []):
+            yield f"tools[{index}].", tool.extras, {}
+            yield f"tools[{index}].function.", tool.function.ignored, {}
 
 
 def _is_neutral(value: object, neutral: Neutral) -> bool:

@@ -7,14 +7,15 @@ refuse what another does not.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from gateway.bad_words import add_bad_words
 from gateway.parameters import check_parameters
-from gateway.schemas import ChatCompletionBody, ChatMessage, CompletionBody, Prompts
+from gateway.schemas import ChatCompletionBody, CompletionBody, Prompts
 from gateway.state import GatewayState
+from gateway.tool_choice import offered_tools, plan_parsing
+from gateway.tool_schemas import num_chars as num_chars_of_tools
 from gateway.validation import SequencePlan, check_body, check_prompts, plan_sequences
 
 
@@ -44,10 +45,15 @@ async def prepare_chat(state: GatewayState, body: ChatCompletionBody, response_i
     check_body(body, state.settings)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    check_conversation(body.messages, state)
-    messages = [message.for_template() for message in body.messages]
-    prompt = await state.tokenizer.encode_chat(messages, body.enables_thinking)
-    plans = plan_sequences(body, [prompt], state.settings, response_id, "messages")
+    check_conversation(body, state)
+    tools = offered_tools(body, state.output_format)
+    prompt = await state.tokenizer.encode_chat(
+        [message.for_template() for message in body.messages],
+        body.enables_thinking,
+        [tool.for_template() for tool in tools],
+    )
+    parse = plan_parsing(body, tools, state, prompt)
+    plans = plan_sequences(body, [prompt], state.settings, response_id, "messages", parse)
     plans = add_bad_words(plans, body.bad_words or (), state.tokenizer)
     return Prepared(response_id, plans, ignored)
 
@@ -78,16 +84,18 @@ def _with_echo(plan: SequencePlan, state: GatewayState) -> SequencePlan:
     return replace(plan, echo=text)
 
 
-def check_conversation(messages: Sequence[ChatMessage], state: GatewayState) -> None:
+def check_conversation(body: ChatCompletionBody, state: GatewayState) -> None:
     """Raise ``ContextLengthError`` for what cannot fit, before it is rendered and encoded."""
-    max_context = state.settings.max_context
+    max_context, messages = state.settings.max_context, body.messages
     if len(messages) > max_context:  # each is at least one token
         raise ContextLengthError(
             f"{len(messages)} messages are more than this model's context of {max_context} tokens "
             "can hold; send fewer.",
             "messages",
         )
+    calls = [call for message in messages for call in message.tool_calls or []]
     num_chars = sum(len(message.content) for message in messages)
+    num_chars += num_chars_of_tools(body.tools or [], calls)
     state.tokenizer.check_length(num_chars, max_context, "messages")
 
 

@@ -15,10 +15,12 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from gateway.base_schemas import StrictBody, problem
 from gateway.processor_fields import ProcessorFields
+from gateway.tool_schemas import Json, Tool, ToolCall, ToolChoice
 
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
@@ -26,29 +28,24 @@ MAX_LOGPROBS = 20
 Prompts = list[str] | list[list[int]]
 
 
-def _problem(message: str) -> PydanticCustomError:
-    # The message is a template for pydantic: braces from a client must not be read as fields.
-    return PydanticCustomError("invalid_value", "{message}", {"message": message})
-
-
 def _join_parts(value: object) -> object:
     """Return message content as one string; parts are joined with newlines, as vLLM does."""
     if not isinstance(value, list):
         if not isinstance(value, str):
-            raise _problem("must be a string or a list of text parts")
+            raise problem("must be a string or a list of text parts")
         return value
     return "\n".join(_part_text(index, part) for index, part in enumerate(value))
 
 
 def _part_text(index: int, part: object) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise _problem(f"part {index} must be an object with a 'type'")
+        raise problem(f"part {index} must be an object with a 'type'")
     if part["type"] != "text":
-        raise _problem(
+        raise problem(
             f"part {index} has type '{part['type'][:40]}', but only 'text' parts are supported"
         )
     if not isinstance(part.get("text"), str):
-        raise _problem(f"part {index} must have a string 'text'")
+        raise problem(f"part {index} must have a string 'text'")
     return str(part["text"])
 
 
@@ -67,7 +64,7 @@ def _list_prompts(value: object) -> object:
             return [value]
         if all(_is_token_ids(item) for item in value):
             return value
-    raise _problem(
+    raise problem(
         "must be a string, a list of strings, a list of token ids or of such lists, and not empty"
     )
 
@@ -76,11 +73,11 @@ def _list_stops(value: object) -> object:
     """Return ``stop`` as a tuple of at most four non-empty strings."""
     stops = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _problem("must be a string or a list of strings")
+        raise problem("must be a string or a list of strings")
     if len(stops) > MAX_STOP_STRINGS:
-        raise _problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
+        raise problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
     if "" in stops:
-        raise _problem("a stop string must not be empty")
+        raise problem("a stop string must not be empty")
     return tuple(stops)
 
 
@@ -127,17 +124,7 @@ Stops = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    # strict: "0.5" is no number and true is no integer, as in OpenAI's own API.
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Fields that this schema does not declare."""
-        return self.model_extra or {}
-
-
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
@@ -164,7 +151,7 @@ class DFlashOptions(BaseModel):
     )
 
 
-class GenerationBody(ProcessorFields, _Body):
+class GenerationBody(ProcessorFields, StrictBody):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str
@@ -236,28 +223,40 @@ class GenerationBody(ProcessorFields, _Body):
         )
 
 
-class ChatMessage(_Body):
+class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought; templates may show it to the model."
+    )
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, fields: object) -> object:
+        if isinstance(fields, dict) and fields.get("tool_calls") and fields.get("content") is None:
+            return {**fields, "content": ""}
+        return fields
+
+    def for_template(self) -> Json:
         """Return what chat templates read; ``developer`` is the newer name of ``system``."""
-        message = {
+        message: Json = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
         }
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 
 
-class ChatTemplateOptions(_Body):
+class ChatTemplateOptions(StrictBody):
     """What the chat template is given beside the messages."""
 
     enable_thinking: bool | None = Field(
@@ -272,6 +271,11 @@ class ChatCompletionBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: ChatTemplateOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: the answer ends with its first complete call."
+    )
 
     @property
     def enables_thinking(self) -> bool | None:

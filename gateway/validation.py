@@ -11,6 +11,7 @@ from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
 from gateway.choice_seeds import SEED_RANGE, choice_seed
 from gateway.errors import ModelNotFoundError
+from gateway.parsers.registry import ParsePlan
 from gateway.processors import check_min_tokens, check_processors, request_processors
 from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
@@ -40,11 +41,13 @@ class SequencePlan:
     echo: str | None = None
     """The prompt's text, if it is part of the answer."""
     tells_prompt_logprobs: bool = False
+    parse: ParsePlan | None = None
+    """What is parsed in its output; None: nothing."""
 
     @property
     def is_detailed(self) -> bool:
         """Whether its pieces carry more than text."""
-        asks = (self.request.num_logprobs, self.request.num_prompt_logprobs, self.echo)
+        asks = (self.request.num_logprobs, self.request.num_prompt_logprobs, self.echo, self.parse)
         return self.returns_token_ids or any(one is not None for one in asks)
 
 
@@ -72,7 +75,7 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
         )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
-    _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
     check_processors(body, settings)
     drafters = settings.all_drafters
     drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
@@ -121,10 +124,11 @@ def check_prompts(prompts: Prompts, settings: GatewaySettings) -> None:
         )
     for prompt in prompts:
         if isinstance(prompt, list):
-            _check_token_ids(prompt, settings.vocab_size, "prompt")
+            check_token_ids(prompt, settings.vocab_size, "prompt")
 
 
-def _check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Raise ``InvalidRequestError`` for an id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
@@ -138,6 +142,7 @@ def plan_sequences(
     settings: GatewaySettings,
     response_id: str,
     prompt_param: str,
+    parse: ParsePlan | None = None,
 ) -> list[SequencePlan]:
     """Return the plans of all choices: those of the first prompt, those of the second, and so on.
 
@@ -146,6 +151,7 @@ def plan_sequences(
         response_id: prefix of the engine's request ids. Ours, hence unique; a client's
             ``X-Request-Id`` may repeat.
         prompt_param: the field to blame when a prompt is empty or too long.
+        parse: what is parsed in the output of each.
 
     Raises:
         InvalidRequestError: a prompt has no tokens, or there are too many choices.
@@ -162,6 +168,7 @@ def plan_sequences(
     plans: list[SequencePlan] = []
     for token_ids in prompt_token_ids:
         first = _first_choice(body, token_ids, settings, prompt_param)
+        first = replace(first, parse=parse)
         for choice in range(num_choices):
             index = len(plans)
             plans.append(_choice_plan(first, choice, index, f"{response_id}-{index}"))

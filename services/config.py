@@ -213,6 +213,12 @@ class GatewayArgs(Section):
         min_length=16,
         description="Opens /admin/policy and /debug/block_scheduler to who sends it as a bearer token.",
     )
+    reasoning_parser: Literal["auto", "none", "think_tags"] = Field(
+        "auto", description="How reasoning is found in a chat's output; auto: by the chat template."
+    )
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json"] = Field(
+        "auto", description="How tool calls are found in it; auto: by the chat template."
+    )
     trace: bool = Field(
         False, description="Answer GET /trace with the latest steps and chunks (see make trace)."
     )

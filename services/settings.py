@@ -107,6 +107,8 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         non_thinking_drafter=args.model.non_thinking_drafter,
         default_policy=args.engine.policy,
         admin_key=args.gateway.admin_key,
+        reasoning_parser=args.gateway.reasoning_parser,
+        tool_parser=args.gateway.tool_parser,
         version=_package_version(),
         sampling=sampling,
         max_body_bytes=args.gateway.max_body_bytes,

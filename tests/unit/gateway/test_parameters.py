@@ -24,8 +24,6 @@ UNSUPPORTED_BOTH = {
 }
 UNSUPPORTED_CHAT = {
     "echo": True,
-    "tools": [{"type": "function"}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],
@@ -83,8 +81,8 @@ async def test_a_flag_is_not_a_number(serve: Serve) -> None:
 
 async def test_nested_unsupported(serve: Serve) -> None:
     served = serve([])
-    calls = [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]
-    check_refused(await served.chat(messages=calls), "messages[0].tool_calls", served)
+    calls = [{"role": "assistant", "content": "a", "function_call": {"name": "f"}}]
+    check_refused(await served.chat(messages=calls), "messages[0].function_call", served)
     check_refused(
         await served.chat(chat_template_kwargs={"enable_thinking": True, "tone": "dry"}),
         "chat_template_kwargs.tone",

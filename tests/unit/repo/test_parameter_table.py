@@ -28,6 +28,16 @@ COVERED_BY = {
     "chat_template_kwargs": ["test_drafters.py::test_the_template_learns_about_thinking"],
     "cache_salt": ["test_metrics.py::test_cached_prompt_tokens"],
     "priority": ["test_choices.py::test_priority_reaches_the_engine"],
+    "tools": [
+        "test_tools.py::test_a_stream_adds_up_to_the_whole_however_it_is_cut",
+        "test_tools.py::test_one_call_at_a_time_ends_with_the_first",
+        "test_tools.py::test_no_tools_are_offered_where_none_may_be_called",
+    ],
+    "tool_choice": [
+        "test_tools.py::test_refusals",
+        "test_tools.py::test_strict_is_listed_as_ignored",
+    ],
+    "reasoning_content": ["test_tools.py::test_a_whole_answer_is_taken_apart"],
     "user": ["test_parameters.py::test_labels_of_the_client_are_accepted_and_not_ignored"],
     "min_p": [
         "test_processors.py::test_all_processors_reach_the_engine",
@@ -43,7 +53,7 @@ COVERED_BY = {
         "test_logprobs.py::test_echo_with_logprobs",
     ],
     'dflash: {"sampling"': ["test_processors.py::test_how_drafts_are_accepted"],
-    "tools": ["test_parameters.py::test_unsupported"],
+    "response_format": ["test_parameters.py::test_unsupported"],
     "best_of": ["test_parameters.py::test_unsupported"],
     "fields nobody knows": ["test_parameters.py::test_unknown_fields_are_listed"],
 }
