@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_wire.errors import EngineUnavailableError
-from dflash_wire.records import GroupGauges
+from dflash_wire.gauges import GroupGauges
 from gateway.body import read_model
 from gateway.parameters import ignored_fields_header
 from gateway.schemas import request_body_schema

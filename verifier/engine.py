@@ -66,26 +66,26 @@ class VerifierEngine:
         hidden, features = self.target.forward(
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
-        processed = self._processed(packed)
+        has_extras = any(row.extras is not None for row in plan.rows)
+        processed = self._processed(packed) if has_extras else {}
         logits, chosen = self._choose(packed, hidden, list(processed.values()))
         committed, trees, kept, slots = self._accept(packed, chosen)
         self._commit(plan, step, features, kept, slots)
         for i, row in processed.items():
             row.slot.advance(committed[i])
-        logprobs = self._logprobs(packed, logits, committed, kept)
-        prompt_logprobs = self._prompt_logprobs(packed, hidden)
-        verify_ms = (time.perf_counter() - began) * 1e3
-        return StepResult(
+        result = StepResult(
             plan.step_id,
             committed,
             drafts.draft_ms,
-            verify_ms,
             draft_began_s=drafts.began_s,
             verify_began_s=began,
             trees=trees if any(trees) else None,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
         )
+        if has_extras:
+            result.logprobs = self._logprobs(packed, logits, committed, kept)
+            result.prompt_logprobs = self._prompt_logprobs(packed, hidden)
+        result.verify_ms = (time.perf_counter() - began) * 1e3
+        return result
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
         rows = []

@@ -78,7 +78,7 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
     if result.trees is not None and len(result.trees) != num_results:
         raise FatalError(f"The engine answered {len(result.trees)} trees for {num_results} rows.")
     tells = result.logprobs is not None or result.prompt_logprobs is not None
-    if tells or any(row.extras for row in plan.rows):
+    if tells or any(row.extras is not None for row in plan.rows):
         check_logprobs(plan, result)
     trees = repeat(None) if result.trees is None else result.trees
     for row, token_ids, tree in zip(plan.rows, result.committed_token_ids, trees, strict=False):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from gateway_fakes import Encode, Serve, last
 
-from dflash_wire.records import GroupGauges
+from dflash_wire.gauges import GroupGauges
 
 pytestmark = pytest.mark.asyncio
 

@@ -78,7 +78,7 @@ def requests(draw: st.DrawFn, index: int, palette: list[int]) -> GenerationReque
     return GenerationRequest(
         f"r{index}",
         # The same beginnings, so that pages are shared.
-        palette + draw(st.lists(tokens, max_size=8)),
+        palette + palette + draw(st.lists(tokens, max_size=6)),
         draw(st.integers(1, 20)),
         sampling,
         draw(st.just([])) if asked is None else asked.end_token_ids,
@@ -159,6 +159,7 @@ def assert_equals_naive(pair: OraclePair, request: GenerationRequest, sink: Coll
 
 num_preempted: list[int] = []
 num_accepted: list[int] = []
+num_shared: list[int] = []
 
 
 @settings(
@@ -196,9 +197,11 @@ def test_any_policy_equals_off(
     assert now.num_free_pages == now.num_pages
     num_preempted.append(now.num_preemptions)
     num_accepted.append(now.totals.num_accepted_drafts)
+    num_shared.append(sum(plain.num_cached(r.request_id) for r in asked))
 
 
 def test_the_cases_were_worth_it() -> None:
-    """Runs behind the other: drafts were accepted and sequences preempted in a good part of the cases."""
+    """Runs behind the other: drafts accepted, sequences preempted and pages shared in a good part of them."""
     assert sum(n > 0 for n in num_accepted) > 0.4 * len(num_accepted)
     assert sum(n > 0 for n in num_preempted) > 0.02 * len(num_preempted)
+    assert sum(n > 0 for n in num_shared) > 0.1 * len(num_shared)
