@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+
+from gateway.base_schemas import problem
 
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 MAX_BIAS = 100.0
-
-
-def _problem(message: str) -> PydanticCustomError:
-    return PydanticCustomError("invalid_value", "{message}", {"message": message})
 
 
 def _biases(value: object) -> dict[int, float] | None:
@@ -21,22 +18,22 @@ def _biases(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _problem("must be an object of token ids and numbers")
+        raise problem("must be an object of token ids and numbers")
     if len(value) > MAX_BIASED_TOKENS:
-        raise _problem(f"at most {MAX_BIASED_TOKENS} tokens are possible, not {len(value)}")
+        raise problem(f"at most {MAX_BIASED_TOKENS} tokens are possible, not {len(value)}")
     return {_token_id(key): _bias(bias) for key, bias in value.items()}
 
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) < 10):
-        raise _problem(f"{key[:20]!r} is no token id")
+        raise problem(f"{key[:20]!r} is no token id")
     return int(key)
 
 
 def _bias(bias: object) -> float:
     is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
     if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:  # type: ignore[operator]
-        raise _problem(f"a bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        raise problem(f"a bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
     return float(bias)  # type: ignore[arg-type]
 
 
