@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit lint format bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit test-exhaustive lint format bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ test: $(STAMP_TEST) ## run the whole test suite (ARGS=... goes to pytest)
 
 test-unit: $(STAMP_TEST) ## run the tests that need neither Ray nor a server
 	@$(PY) -m pytest tests/unit $(ARGS)
+
+test-exhaustive: $(STAMP_TEST) ## 5,000 random requests and drafts against plain decoding (a quarter of an hour)
+	@DFLASH_CASES=5000 $(PY) -m pytest tests/unit/services/test_sampling_property.py $(ARGS)
 
 lint: $(STAMP_TEST) $(STAMP_DEV) ## ruff check and format, codespell, mypy
 	@$(VENV)/bin/ruff check .

@@ -22,15 +22,18 @@ from dflash_ops.paging import PagedPool
 from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_wire.processors import DraftBias
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
+from drafter.biases import apply_biases
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.model import DraftModel
 from drafter.node_budget import add_trees
+from drafter.proposals import SampledDraft, sample_drafts
 from drafter.tree import DraftTree, grow_trees
 
 Moved = TypeVar("Moved", Row, Ingest)
-Draft = list[int] | DraftTree
+Draft = list[int] | DraftTree | SampledDraft
 
 
 class SlotRuns:
@@ -43,6 +46,8 @@ class SlotRuns:
         """One per row, counting its slots from the first of these rows."""
         self.sizes: list[int] = []
         """Draft tokens that each row has verified at most."""
+        self.biases: list[tuple[SamplingRun, DraftBias]] = []
+        """Of rows that have any."""
 
     def add(self, first: int, num_slots: int, row: Row) -> None:
         """Append a row's slots, packed from ``first`` on. Mutates."""
@@ -52,6 +57,8 @@ class SlotRuns:
         )
         self.places += range(first, first + num_slots)
         self.sizes.append(row.width - 1)
+        if row.extras is not None and row.extras.draft_bias is not None:
+            self.biases.append((self.runs[-1], row.extras.draft_bias))
 
 
 class DrafterEngine:
@@ -133,6 +140,8 @@ class DrafterEngine:
             for (step, i), draft in zip(places, self._draft(rows), strict=True):
                 if isinstance(draft, DraftTree):
                     trees[step][i] = draft
+                elif isinstance(draft, SampledDraft):
+                    results[step].add_sampled(i, *draft)
                 else:
                     results[step].draft_token_ids[i] = draft
             for (_, plan), result, mine in zip(steps, results, trees, strict=True):
@@ -182,8 +191,8 @@ class DrafterEngine:
         """One bidirectional pass over ``[anchor, MASK x (drafted width - 1)]`` of every row.
 
         Returns:
-            the first ``width - 1`` draft tokens of each row, for the rest would not be verified, or a tree of
-            the whole block.
+            the first ``width - 1`` draft tokens of each row, for the rest would not be verified, with what
+            they were sampled from if the row rejects, or a tree of the whole block.
         """
         device = self.pool.device
         token_ids: list[int] = []
@@ -210,15 +219,25 @@ class DrafterEngine:
         logits = self._head(hidden[torch.tensor(chains.places + trees.places, device=device)])
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
+        apply_biases(logits, chains.biases)
+        apply_biases(logits[len(chains.places) :], trees.biases)
         drafts: list[Draft] = []
         if chains.runs:
             chosen: list[int] = choose_tokens(logits[: len(chains.places)], chains.runs).tolist()
             drafts = [chosen[run.start : run.end] for run in chains.runs]
+            self._sample_again(logits, chains.runs, drafts)
             if not trees.runs:
                 return drafts
         grown = grow_trees(logits[len(chains.places) :], trees.runs, trees.sizes)
         left, left_trees = iter(drafts), iter(grown)
         return [next(left_trees) if row.is_tree else next(left) for row in rows]
+
+    def _sample_again(self, logits: Tensor, runs: list[SamplingRun], drafts: list[Draft]) -> None:
+        """Replace the drafts of rows that are sampled by rejection. Mutates ``drafts``."""
+        mine = [i for i, r in enumerate(runs) if r.params.rejects and r.params.temperature > 0]
+        if mine:
+            for i, draft in zip(mine, sample_drafts(logits, [runs[i] for i in mine]), strict=True):
+                drafts[i] = draft
 
     def _pass(self, token_ids: list[int], positions: list[int], step: StepAttention) -> Tensor:
         """Draft layers and final norm over packed block tokens: ``[T, H]``."""

@@ -29,6 +29,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestEnvelope
 from gateway.operations import operations_router
 from gateway.state import GatewaySettings, GatewayState, StateProvider
+from gateway.token_endpoints import token_router
 
 
 def create_app(
@@ -63,5 +64,6 @@ def create_app_from(
     app.add_middleware(RequestEnvelope, metrics=metrics, sends_request_id=sends_request_id)
     app.include_router(openai_router(provider, metrics))
     app.include_router(operations_router(provider, metrics))
+    app.include_router(token_router(provider))
     app.include_router(admin_router(provider))
     return app

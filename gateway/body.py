@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from dflash_wire.errors import InvalidRequestError, PayloadTooLargeError, RequestCancelledError
+from gateway.base_schemas import CONTRADICTION
 from gateway.errors import UnsupportedMediaTypeError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -64,6 +65,8 @@ def describe(error: ValidationError) -> InvalidRequestError:
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"The body is not valid JSON. {first['msg']}.")
     param = param_name(first["loc"])
+    if param is None and first["type"] == CONTRADICTION:
+        return InvalidRequestError(f"{first['msg']}.")
     if param is None:
         return InvalidRequestError("The body must be a JSON object.")
     if first["type"] == "missing":

@@ -7,7 +7,7 @@ several threads cannot disturb each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +16,16 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dflash_wire.errors import ConfigError, ContextLengthError, InvalidRequestError
-from gateway.byte_detokenize import ByteDetokenizer, token_bytes
+from gateway.byte_detokenize import ByteDetokenizer, TokenBytes, token_bytes
 from gateway.detokenize import Detokenizer, StreamDetokenizer
 
 INLINE_CHARS = 4096
 """Longest text that is encoded on the event loop (about a millisecond); longer goes to a thread."""
 
 Result = TypeVar("Result")
+Json = dict[str, Any]
+Message = dict[str, Any]
+"""What a chat template reads of a turn."""
 
 
 class ChatTokenizer:
@@ -52,6 +55,7 @@ class ChatTokenizer:
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         )
         self._token_bytes = token_bytes(backend, self._special_ids)
+        self._shown_bytes: dict[frozenset[str], TokenBytes] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> ChatTokenizer:
@@ -82,36 +86,108 @@ class ChatTokenizer:
             )
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> list[int]:
-        """Render the chat template, ready for the assistant's turn, and encode it.
+        """Render the chat template and encode it.
 
         Args:
             messages: the conversation.
             enables_thinking: the template's ``enable_thinking``; None leaves it undefined.
+            tools: the template's ``tools``.
+            begins_answer: end ready for the assistant's turn.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
         num_chars = sum(len(message["content"]) for message in messages)
-        return await _run(num_chars, lambda: self._encode_chat(messages, enables_thinking))
+        return await _run(
+            num_chars,
+            lambda: self._encode_chat(messages, enables_thinking, tools, begins_answer),
+        )
 
-    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+    async def encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Encode plain prompts, with the special tokens that the model expects around them."""
         num_chars = sum(len(text) for text in texts)
-        return await _run(num_chars, lambda: self._encode(texts, add_special_tokens=True))
+        return await _run(num_chars, lambda: self._encode(texts, add_special_tokens))
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for one sequence."""
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode a short text as it stands, without special tokens around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, taken by itself; special tokens as they are written."""
+        if self._token_bytes is not None and token_id not in self._special_ids:
+            return self._token_bytes[token_id]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids``, special tokens included."""
+        ids = list(token_ids)
+        return await _run(
+            len(ids), lambda: str(self._backend.decode(ids, skip_special_tokens=False))
+        )
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary writes each token; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def new_detokenizer(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
+        """Return a detokenizer for one sequence.
+
+        Args:
+            shown: special tokens that come out as text; others stand for none.
+        """
         if self._token_bytes is not None:
-            return ByteDetokenizer(self._token_bytes)
-        return StreamDetokenizer(self._backend, self._special_ids)
+            return ByteDetokenizer(self._shown_table(self._token_bytes, shown))
+        texts = {token_id: text for text, token_id in self._special_ones(shown)}
+        return StreamDetokenizer(self._backend, self._special_ids, texts)
+
+    def ends_with(self, token_ids: Sequence[int], marker: str) -> bool:
+        """Whether a prompt's last text, white space aside, is ``marker``."""
+        # No token is shorter than a byte, so these are enough.
+        tail = self._backend.decode(list(token_ids[-2 * len(marker) :]), skip_special_tokens=False)
+        return bool(tail.rstrip().endswith(marker))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, all of them if it has several; None if it has none."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, dict):
+            return "\n".join(template.values())
+        return template or None
+
+    def _special_ones(self, shown: Iterable[str]) -> list[tuple[str, int]]:
+        found = ((text, self._backend.token_to_id(text)) for text in shown)
+        return [(text, token_id) for text, token_id in found if token_id in self._special_ids]
+
+    def _shown_table(self, table: TokenBytes, shown: frozenset[str]) -> TokenBytes:
+        if not shown:
+            return table
+        made = self._shown_bytes.get(shown)
+        if made is None:
+            special = self._special_ones(shown)
+            made = table
+            if special:
+                made = TokenBytes(table)
+                made.update({token_id: text.encode() for text, token_id in special})
+            self._shown_bytes[shown] = made
+        return made
 
     def render(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> str:
-        """Return the prompt text of ``messages``."""
-        options: dict[str, Any] = {}
+        """Return the prompt text of ``messages``; see ``encode_chat``."""
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if enables_thinking is not None:
             options["enable_thinking"] = enables_thinking
         if not self._tokenizer.chat_template:
@@ -120,7 +196,7 @@ class ChatTokenizer:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **options
+                list(messages), tokenize=False, add_generation_prompt=begins_answer, **options
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
@@ -129,10 +205,14 @@ class ChatTokenizer:
         return str(text)
 
     def _encode_chat(
-        self, messages: Sequence[dict[str, str]], enables_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        enables_thinking: bool | None = None,
+        tools: Sequence[Json] = (),
+        begins_answer: bool = True,
     ) -> list[int]:
         # The template has written the special tokens already.
-        text = self.render(messages, enables_thinking)
+        text = self.render(messages, enables_thinking, tools, begins_answer)
         (token_ids,) = self._encode([text], add_special_tokens=False)
         return token_ids
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -32,11 +32,18 @@ class StreamDetokenizer:
 
     Args:
         special_ids: tokens without text (end of turn, padding, ...).
+        shown: text of those that have one after all.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special_ids: Collection[int] = (),
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
+        self._shown = shown or {}
         self._stream = DecodeStream(skip_special_tokens=True)
         self._emitted: list[int] = []
         """Tokens of the last text that came out: the context the pending ones are decoded in."""
@@ -47,7 +54,7 @@ class StreamDetokenizer:
         """Return the text that ``token_id`` completes, which may be empty."""
         if token_id in self._special_ids:
             # The stream would skip it as well, but would decode it again with every later token.
-            return ""
+            return self.flush() + self._shown[token_id] if token_id in self._shown else ""
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
@@ -77,6 +84,10 @@ class SequenceText:
     """Text, length and end of one sequence's output. Owner: its generator.
 
     All three depend on the tokens alone, not on the chunks they came in.
+
+    Args:
+        includes_stop: what ends the sequence is part of its text, a stop token too if it has any.
+        min_tokens: stop strings count behind so many tokens, as stop tokens do.
     """
 
     def __init__(
@@ -84,12 +95,16 @@ class SequenceText:
         detokenizer: Detokenizer,
         stop_strings: Sequence[str],
         stop_token_ids: Collection[int],
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stop_strings)
+        self._includes_stop = includes_stop
+        self._stops = StopMatcher(stop_strings, includes_stop)
         self._is_plain = not stop_strings
         """Without stop strings and before its end, only a stop token makes a token special."""
         self._stop_token_ids = frozenset(stop_token_ids)
+        self._min_tokens = min_tokens
         self.num_tokens = 0
         """Output tokens so far: the one that ended the sequence counts, those after it do not."""
         self.finish_reason: str | None = None
@@ -105,9 +120,15 @@ class SequenceText:
                 break
             self.num_tokens += 1
             if token_id in self._stop_token_ids:
+                if self._includes_stop:
+                    pieces.append(self._stops.push(self._detokenizer.push(token_id)))
                 pieces.append(self.finish(FinishReason.STOP))
                 break
-            pieces.append(self._stops.push(self._detokenizer.push(token_id)))
+            new_text = self._detokenizer.push(token_id)
+            if self.num_tokens <= self._min_tokens:
+                pieces.append(self._stops.push_exempt(new_text))
+                continue
+            pieces.append(self._stops.push(new_text))
             if self._stops.has_matched:
                 self._end(FinishReason.STOP)
         return "".join(pieces)

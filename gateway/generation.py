@@ -15,8 +15,10 @@ from dflash_wire.errors import (
     error_from_wire,
 )
 from dflash_wire.records import GenerationStats, TokenChunk
+from gateway.details import PieceDetail, TokenEntry
 from gateway.detokenize import SequenceText
 from gateway.metrics import GatewayMetrics, SequenceMeter
+from gateway.parsed_text import ParsedText
 from gateway.state import GatewayState
 from gateway.validation import SequencePlan, drafter_label
 
@@ -37,6 +39,8 @@ class TextPiece(NamedTuple):  # a tuple, because every chunk makes one
     """Set on the sequence's last piece only."""
     stats: GenerationStats | None = None
     """Set on the sequence's last piece only."""
+    detail: PieceDetail | None = None
+    """Set if the request asks for more than text."""
 
 
 TextPieces = AsyncGenerator[TextPiece, None]
@@ -53,9 +57,8 @@ async def sequence_pieces(
     Raises:
         DFlashError: the engine refused the request or failed.
     """
-    text = SequenceText(
-        state.tokenizer.new_detokenizer(), plan.stop_strings, plan.request.stop_token_ids
-    )
+    text = _new_text(state, plan)
+    advance = _advance_in_detail if plan.is_detailed else _advance
     stats, recorder = GenerationStats(), state.recorder
     meter = metrics.start_sequence(arrived, len(plan.request.prompt_token_ids), plan.drafter)
     last: TextPiece | None = None
@@ -64,11 +67,11 @@ async def sequence_pieces(
         chunks = state.engine.generate(plan.request)
         async for chunk in chunks:
             taken_s = 0.0 if recorder is None else recorder.clock()
-            piece = _advance(plan, text, stats, meter, chunk)
+            piece = advance(plan, text, stats, meter, chunk)
             if piece.finish_reason is not None:
                 last = piece
                 break
-            if piece.text:
+            if piece.text or piece.detail is not None:
                 yield piece
             if recorder is not None:
                 recorder.add(plan.request.request_id, len(chunk.token_ids), taken_s)
@@ -85,9 +88,21 @@ async def sequence_pieces(
     yield last
 
 
+def _new_text(state: GatewayState, plan: SequencePlan) -> SequenceText | ParsedText:
+    parse = plan.parse
+    text = SequenceText(
+        state.tokenizer.new_detokenizer(frozenset() if parse is None else parse.markers),
+        plan.stop_strings,
+        plan.request.stop_token_ids,
+        plan.includes_stop,
+        plan.min_tokens,
+    )
+    return text if parse is None else ParsedText(text, parse.new_parser())
+
+
 def _advance(
     plan: SequencePlan,
-    text: SequenceText,
+    text: SequenceText | ParsedText,
     stats: GenerationStats,
     meter: SequenceMeter,
     chunk: TokenChunk,
@@ -114,6 +129,36 @@ def _advance(
     if text.finish_reason is None:
         return TextPiece(plan.index, new_text, text.num_tokens)
     return TextPiece(plan.index, new_text, text.num_tokens, text.finish_reason, stats)
+
+
+def _advance_in_detail(
+    plan: SequencePlan,
+    text: SequenceText | ParsedText,
+    stats: GenerationStats,
+    meter: SequenceMeter,
+    chunk: TokenChunk,
+) -> TextPiece:
+    """As ``_advance``, for plans that ask for more than text; parsed text is in the detail alone."""
+    num_before = text.num_tokens
+    piece = _advance(plan, text, stats, meter, chunk)
+    token_ids = chunk.token_ids[: piece.num_tokens - num_before]
+    entries = [TokenEntry(*pair) for pair in zip(token_ids, chunk.logprobs or (), strict=False)]
+    detail = PieceDetail(
+        token_ids if plan.returns_token_ids else (),
+        entries,
+        chunk.prompt_logprobs if plan.tells_prompt_logprobs else None,
+    )
+    if num_before == 0 and plan.echo is not None:
+        piece = piece._replace(text=plan.echo + piece.text)
+        if chunk.prompt_logprobs is not None:
+            about_prompt = [None, *chunk.prompt_logprobs]
+            prompt = zip(plan.request.prompt_token_ids, about_prompt, strict=True)
+            detail = detail._replace(logprobs=[*(TokenEntry(*pair) for pair in prompt), *entries])
+    if isinstance(text, ParsedText):
+        deltas = text.take_deltas()
+        detail = detail._replace(deltas=deltas, num_reasoning_tokens=text.num_reasoning_tokens)
+        piece = piece._replace(text="")
+    return piece._replace(detail=detail) if detail.has_news or piece.finish_reason else piece
 
 
 async def close_chunks(chunks: AsyncIterator[TokenChunk] | None) -> None:

@@ -1,6 +1,6 @@
 """Known parameters that are not implemented: a 400 that names them, never silence.
 
-A value that asks for nothing (``n: 1``, ``presence_penalty: 0``, ``null``) is accepted. Fields that
+A value that asks for nothing (``best_of: 1``, ``typical_p: 1``, ``null``) is accepted. Fields that
 nobody knows are accepted too, and reported in the ``X-DFlash-Ignored-Fields`` header.
 """
 
@@ -21,27 +21,14 @@ Neutral = tuple[Any, ...]
 """Values of a parameter that ask for nothing; ``None`` always does, and is not listed."""
 
 _BOTH: dict[str, Neutral] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (False,),
-    "echo": (False,),
+    "early_stopping": (False,),
     "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "repeat_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
     "logits_processors": ([],),
-    "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -58,21 +45,25 @@ _BOTH: dict[str, Neutral] = {
     "regex": (),
     "ebnf": (),
     "prompt_embeds": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": (),
     "lora_path": (),
+    "lora_name": (),
+    "lora_request": (),
+    "adapter_id": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
 }
 _CHAT: dict[str, Neutral] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "add_generation_prompt": (True,),
@@ -82,15 +73,13 @@ _CHAT: dict[str, Neutral] = {
     "mm_processor_kwargs": ({},),
     "add_special_tokens": (False,),
 }
-_COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,)}
+_COMPLETION: dict[str, Neutral] = {"add_special_tokens": (True,), "top_logprobs": (0,)}
 _MESSAGE: dict[str, Neutral] = {
-    "tool_calls": ([],),
     "function_call": (),
     "audio": (),
     "refusal": ("",),
 }
 _STREAM_OPTIONS: dict[str, Neutral] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
@@ -126,6 +115,9 @@ def _places(
             yield "chat_template_kwargs.", options, dict.fromkeys(options, ())
         for index, message in enumerate(body.messages):
             yield f"messages[{index}].", message.extras, _MESSAGE
+        for index, tool in enumerate(body.tools or []):
+            yield f"tools[{index}].", tool.extras, {}
+            yield f"tools[{index}].function.", tool.function.ignored, {}
 
 
 def _is_neutral(value: object, neutral: Neutral) -> bool:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dflash_wire.records import GenerationStats
+from gateway.framing import PLACE, Framing, TextFiller
 from gateway.generation import TextPiece, TextPieces
-from gateway.sse import DONE, TextTemplate, event
+from gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from gateway.validation import SequencePlan, drafter_label
 
 Json = dict[str, Any]
-
-_PLACE = "\0"
-"""Stands for the text in a template."""
 
 
 class ResponseShape(Protocol):
@@ -25,6 +23,9 @@ class ResponseShape(Protocol):
     id_prefix: str
     whole_object: str
     chunk_object: str
+    has_ids_per_choice: bool
+    """Whether ``prompt_token_ids`` belong to choices, not to the response."""
+    logprobs: type[LogprobsWriter]
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return one choice of a whole response."""
@@ -45,6 +46,8 @@ class ChatShape:
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    has_ids_per_choice = False
+    logprobs: type[LogprobsWriter] = ChatLogprobs
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return a choice with an assistant message."""
@@ -78,6 +81,8 @@ class CompletionShape:
     id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    has_ids_per_choice = True
+    logprobs: type[LogprobsWriter] = CompletionLogprobs
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """Return a choice with all of its text."""
@@ -118,13 +123,16 @@ class ResponseHead:
 
 
 @dataclass(slots=True)
-class _Choice:
+class ChoiceSoFar:
+    """One choice while its pieces come in."""
+
     text: list[str] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: str | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
 
     def end(self, piece: TextPiece) -> None:
+        """Take in its last piece. Mutates."""
         self.num_tokens = piece.num_tokens
         self.finish_reason = piece.finish_reason
         self.stats = piece.stats or self.stats
@@ -137,6 +145,7 @@ class ResponseBuilder:
         default_policy: what the engine applies to sequences that name no policy.
         wants_stats: add the ``dflash`` object.
         wants_usage_chunk: end a stream with a chunk that holds the usage.
+        framing: how stream events are written.
     """
 
     def __init__(
@@ -147,6 +156,7 @@ class ResponseBuilder:
         default_policy: str,
         wants_stats: bool,
         wants_usage_chunk: bool,
+        framing: Framing,
     ) -> None:
         self._head = head
         self._shape = shape
@@ -154,28 +164,28 @@ class ResponseBuilder:
         self._default_policy = default_policy
         self._wants_stats = wants_stats
         self._wants_usage_chunk = wants_usage_chunk
-        self._choices = [_Choice() for _ in plans]
-        self._text_templates: list[TextTemplate | None] = [None] * len(plans)
+        self._framing = framing
+        self._choices = [ChoiceSoFar() for _ in plans]
+        self._text_templates: list[TextFiller | None] = [None] * len(plans)
 
     async def whole(self, pieces: TextPieces) -> Json:
         """Return the whole response; mutates, so call once."""
         async with aclosing(pieces):
             async for piece in pieces:
                 self._choices[piece.choice_index].text.append(piece.text)
+                self._take_detail(piece)
                 if piece.finish_reason is not None:
                     self._choices[piece.choice_index].end(piece)
-        choices = [
-            self._shape.whole_choice(index, "".join(choice.text), choice.finish_reason)
-            for index, choice in enumerate(self._choices)
-        ]
+        choices = [self._whole_choice(*item) for item in enumerate(self._choices)]
         response = self._head.object(self._shape.whole_object, choices)
         response["usage"] = self._usage()
+        response |= self._whole_extras()
         if self._wants_stats:
             response["dflash"] = self._stats()
         return response
 
     async def events(self, pieces: TextPieces) -> AsyncGenerator[bytes, None]:
-        """Yield the response as SSE events, one write per piece; mutates, so call once."""
+        """Yield the response as stream events, one write per piece; mutates, so call once."""
         num_running = len(self._choices)
         opening = self._opening()
         async with aclosing(pieces):
@@ -188,47 +198,70 @@ class ResponseBuilder:
                     yield opening + self._last_events(piece, is_last=num_running == 0)
                 opening = b""
         if self._wants_usage_chunk:
-            yield self._usage_event() + DONE
+            yield self._usage_event() + self._framing.done
         else:
-            yield DONE
+            yield self._framing.done
+
+    def _take_detail(self, piece: TextPiece) -> None:
+        """Keep what a piece of a whole response carries beside its text: nothing, in this class."""
+
+    def _whole_choice(self, index: int, choice: ChoiceSoFar) -> Json:
+        return self._shape.whole_choice(index, "".join(choice.text), choice.finish_reason)
+
+    def _whole_extras(self) -> Json:
+        """Return fields of a whole response that only some requests ask for."""
+        return {}
+
+    def _opening_chunk(self, choice: Json) -> Json:
+        return self._chunk(choice)
 
     def _opening(self) -> bytes:
         choices = (self._shape.opening_choice(index) for index in range(len(self._choices)))
-        return b"".join(self._chunk_event(choice) for choice in choices if choice is not None)
+        chunks = (self._opening_chunk(choice) for choice in choices if choice is not None)
+        head = self._framing.head(self._head.object(self._shape.chunk_object, []))
+        return head + b"".join(map(self._framing.event, chunks))
 
     def _text_event(self, piece: TextPiece) -> bytes:
         """Return the event that adds ``piece.text``: all of it but the text is the same every time."""
         template = self._text_templates[piece.choice_index]
         if template is None:
-            sample = self._chunk_event(self._shape.text_choice(piece.choice_index, _PLACE))
-            template = self._text_templates[piece.choice_index] = TextTemplate.of(sample, _PLACE)
+            sample = self._chunk(self._shape.text_choice(piece.choice_index, PLACE))
+            template = self._framing.text_template(sample)
+            self._text_templates[piece.choice_index] = template
         return template.fill(piece.text)
 
     def _last_events(self, piece: TextPiece, is_last: bool) -> bytes:
-        events = self._text_event(piece) if piece.text else b""
+        has_news = piece.text or piece.detail is not None
+        events = self._text_event(piece) if has_news else b""
         choice = self._shape.finish_choice(piece.choice_index, str(piece.finish_reason))
         carries_stats = is_last and self._wants_stats and not self._wants_usage_chunk
         return events + self._chunk_event(choice, carries_stats)
 
-    def _chunk_event(self, choice: Json, carries_stats: bool = False) -> bytes:
+    def _chunk(self, choice: Json) -> Json:
         chunk = self._head.object(self._shape.chunk_object, [choice])
         if self._wants_usage_chunk:
             chunk["usage"] = None
+        return chunk
+
+    def _chunk_event(self, choice: Json, carries_stats: bool = False) -> bytes:
+        chunk = self._chunk(choice)
         if carries_stats:
             chunk["dflash"] = self._stats()
-        return event(chunk)
+        return self._framing.event(chunk)
 
     def _usage_event(self) -> bytes:
         chunk = self._head.object(self._shape.chunk_object, [])
         chunk["usage"] = self._usage()
         if self._wants_stats:
             chunk["dflash"] = self._stats()
-        return event(chunk)
+        return self._framing.event(chunk)
 
     def _usage(self) -> Json:
-        num_prompt = sum(len(plan.request.prompt_token_ids) for plan in self._plans)
+        # A prompt counts once, however many choices it has.
+        prompts = [plan for plan in self._plans if plan.is_first_choice]
+        num_prompt = sum(len(plan.request.prompt_token_ids) for plan in prompts)
         num_completion = sum(choice.num_tokens for choice in self._choices)
-        num_cached = sum(choice.stats.num_cached_tokens for choice in self._choices)
+        num_cached = sum(self._choices[plan.index].stats.num_cached_tokens for plan in prompts)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
@@ -250,8 +283,9 @@ def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str
     policy = stats.policy or plan.request.policy or default_policy
     drafter = drafter_label(policy, plan.request.drafter)
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
-    seed = plan.request.sampling.seed
-    return {"policy": policy, "drafter": drafter, "seed": seed, **values}
+    sampling = plan.request.sampling
+    mode = {"sampling": "rejection"} if sampling.rejects else {}
+    return {"policy": policy, "drafter": drafter, "seed": sampling.seed, **mode, **values}
 
 
 _STATS_FIELDS = (

@@ -15,37 +15,37 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
-from pydantic_core import PydanticCustomError
+
+from gateway.base_schemas import StrictBody, problem
+from gateway.processor_fields import ProcessorFields
+from gateway.tool_schemas import Json, Tool, ToolCall, ToolChoice
 
 MAX_STOP_STRINGS = 4
+MAX_LOGPROBS = 20
 
 Prompts = list[str] | list[list[int]]
-
-
-def _problem(message: str) -> PydanticCustomError:
-    # The message is a template for pydantic: braces from a client must not be read as fields.
-    return PydanticCustomError("invalid_value", "{message}", {"message": message})
 
 
 def _join_parts(value: object) -> object:
     """Return message content as one string; parts are joined with newlines, as vLLM does."""
     if not isinstance(value, list):
         if not isinstance(value, str):
-            raise _problem("must be a string or a list of text parts")
+            raise problem("must be a string or a list of text parts")
         return value
     return "\n".join(_part_text(index, part) for index, part in enumerate(value))
 
 
 def _part_text(index: int, part: object) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise _problem(f"part {index} must be an object with a 'type'")
+        raise problem(f"part {index} must be an object with a 'type'")
     if part["type"] != "text":
-        raise _problem(
+        raise problem(
             f"part {index} has type '{part['type'][:40]}', but only 'text' parts are supported"
         )
     if not isinstance(part.get("text"), str):
-        raise _problem(f"part {index} must have a string 'text'")
+        raise problem(f"part {index} must have a string 'text'")
     return str(part["text"])
 
 
@@ -64,7 +64,7 @@ def _list_prompts(value: object) -> object:
             return [value]
         if all(_is_token_ids(item) for item in value):
             return value
-    raise _problem(
+    raise problem(
         "must be a string, a list of strings, a list of token ids or of such lists, and not empty"
     )
 
@@ -73,11 +73,11 @@ def _list_stops(value: object) -> object:
     """Return ``stop`` as a tuple of at most four non-empty strings."""
     stops = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _problem("must be a string or a list of strings")
+        raise problem("must be a string or a list of strings")
     if len(stops) > MAX_STOP_STRINGS:
-        raise _problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
+        raise problem(f"at most {MAX_STOP_STRINGS} stop strings are possible, not {len(stops)}")
     if "" in stops:
-        raise _problem("a stop string must not be empty")
+        raise problem("a stop string must not be empty")
     return tuple(stops)
 
 
@@ -124,20 +124,13 @@ Stops = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    # strict: "0.5" is no number and true is no integer, as in OpenAI's own API.
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Fields that this schema does not declare."""
-        return self.model_extra or {}
-
-
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: every chunk says what has been used so far."
+    )
 
 
 class DFlashOptions(BaseModel):
@@ -152,12 +145,19 @@ class DFlashOptions(BaseModel):
     )
     drafter: str | None = Field(None, description="Name of the drafter, where there are several.")
     stats: bool | None = Field(None, description="Report what the request cost.")
+    sampling: Literal["coupled", "rejection"] | None = Field(
+        None,
+        description="How drafts are accepted at a temperature; 'coupled' repeats with the seed.",
+    )
 
 
-class GenerationBody(_Body):
+class GenerationBody(ProcessorFields, StrictBody):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str
+    n: int | None = Field(
+        None, ge=1, description="Choices per prompt; the first is what n=1 would give."
+    )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -166,10 +166,17 @@ class GenerationBody(_Body):
     seed: int | None = None
     stop: Stops = ()
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = Field(
+        None, description="Add prompt_token_ids, and token_ids to every choice and chunk."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: str | None = Field(None, description="Accepted, and not used; so are the next three.")
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     priority: int | None = Field(
         None, ge=-(2**31), lt=2**31, description="Smaller goes first when requests have to wait."
     )
@@ -179,12 +186,23 @@ class GenerationBody(_Body):
         max_length=256,
         description="Share cached prefixes only with requests that send the same.",
     )
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     dflash: DFlashOptions | None = None
 
     @property
     def enables_thinking(self) -> bool | None:
         """Chats can switch thinking on or off; None says that nobody did."""
         return None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside each token's log-probability; None reports nothing."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
 
     @property
     def wants_stats(self) -> bool:
@@ -196,29 +214,49 @@ class GenerationBody(_Body):
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        options = self.stream_options
+        return (
+            options is not None and self.wants_usage_chunk and bool(options.continuous_usage_stats)
+        )
 
-class ChatMessage(_Body):
+
+class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought; templates may show it to the model."
+    )
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, fields: object) -> object:
+        if isinstance(fields, dict) and fields.get("tool_calls") and fields.get("content") is None:
+            return {**fields, "content": ""}
+        return fields
+
+    def for_template(self) -> Json:
         """Return what chat templates read; ``developer`` is the newer name of ``system``."""
-        message = {
+        message: Json = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
         }
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
 
 
-class ChatTemplateOptions(_Body):
+class ChatTemplateOptions(StrictBody):
     """What the chat template is given beside the messages."""
 
     enable_thinking: bool | None = Field(
@@ -230,7 +268,14 @@ class ChatCompletionBody(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: ChatTemplateOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: the answer ends with its first complete call."
+    )
 
     @property
     def enables_thinking(self) -> bool | None:
@@ -238,11 +283,30 @@ class ChatCompletionBody(GenerationBody):
         options = self.chat_template_kwargs
         return None if options is None else options.enable_thinking
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """``top_logprobs``, if ``logprobs`` is true."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionBody(GenerationBody):
     """Body of ``POST /v1/completions``."""
 
     prompt: Prompt
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked for."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As asked for, or as many as an echoed prompt has to have."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
 
 
 def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -1,13 +1,10 @@
-"""Server-sent events: framing, and a response that fails as loudly as its moment allows."""
+"""A streamed response that fails as loudly as its moment allows."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from json.encoder import encode_basestring
-from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -15,35 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 from dflash_wire.errors import DFlashError, RequestCancelledError
 from gateway.disconnect import until_disconnect
 from gateway.errors import error_body, internal_error
+from gateway.framing import Framing
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import SEND_BODY
 
 logger = logging.getLogger(__name__)
-
-DONE = b"data: [DONE]\n\n"
-
-
-def event(data: Mapping[str, Any]) -> bytes:
-    """Return one SSE event that carries ``data`` as JSON."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
-
-
-class TextTemplate(NamedTuple):
-    """An SSE event of which only one string changes."""
-
-    before: bytes
-    after: bytes
-
-    @classmethod
-    def of(cls, sample: bytes, place: str) -> TextTemplate:
-        """Return the template of ``sample``, an ``event`` with ``place`` where the text goes."""
-        before, _, after = sample.rpartition(encode_basestring(place).encode())
-        return cls(before, after)
-
-    def fill(self, text: str) -> bytes:
-        """Return the event with ``text``."""
-        return self.before + encode_basestring(text).encode() + self.after
 
 
 class EventStreamResponse(Response):
@@ -53,20 +26,24 @@ class EventStreamResponse(Response):
     error response; an error after it becomes an error event, and the stream ends without
     ``[DONE]``, which tells clients that the answer is incomplete. ``events`` is always closed,
     also when the client goes away.
-    """
 
-    media_type = "text/event-stream"
+    Args:
+        framing: that of ``events``, for an error that follows them.
+    """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        framing: Framing,
         metrics: GatewayMetrics,
         request_id: str,
         headers: Mapping[str, str],
     ) -> None:
         self.background = None
         self.status_code = 200
+        self.media_type = framing.media_type
         self._events = events
+        self._framing = framing
         self._metrics = metrics
         self._request_id = request_id
         no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -102,7 +79,7 @@ class EventStreamResponse(Response):
             logger.error("request_id=%s stream failed", self._request_id, exc_info=error)
             error = internal_error(self._request_id)
         self._metrics.count_error(error.code)
-        return event(error_body(error))
+        return self._framing.event(error_body(error))
 
     async def _send_head(self, send: Send) -> None:
         head = {"type": "http.response.start", "status": self.status_code}

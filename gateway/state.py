@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dflash_wire.drafters import DrafterLimits, default_drafter
 from dflash_wire.ports import MAX_TREE_POSITIONS, EnginePort
 from gateway.chat_tokenizer import ChatTokenizer
+from gateway.parsers.registry import AUTO, OutputFormat, choose_format
 from gateway.trace import ChunkRecorder
 
 
@@ -20,6 +21,10 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    rejects: bool = False
+    """Drafts are accepted by rejection sampling unless a request says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class GatewaySettings:
     admin_key: str | None = None
     """Opens the admin routes; None closes them."""
     max_body_bytes: int = 8 * 1024 * 1024
-    max_prompts_per_request: int = 64
+    max_choices_per_request: int = 64
+    """Prompts times choices per prompt."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds, reported as the model's creation time."""
 
@@ -54,6 +60,9 @@ class GatewaySettings:
     thinking_drafter: str | None = None
     """Drafter of chats that switch thinking on and name none; None is the default one."""
     non_thinking_drafter: str | None = None
+    reasoning_parser: str = AUTO
+    tool_parser: str = AUTO
+    """Names of parsers, ``auto`` or ``none``."""
 
     @property
     def all_drafters(self) -> tuple[DrafterLimits, ...]:
@@ -75,6 +84,13 @@ class GatewayState:
     settings: GatewaySettings
     recorder: ChunkRecorder | None = None
     """Records chunks for ``/trace``; None where that is off."""
+    output_format: OutputFormat = field(init=False)
+    """How the model's output is parsed; by default as its chat template says."""
+
+    def __post_init__(self) -> None:
+        settings, template = self.settings, self.tokenizer.chat_template
+        chosen = choose_format(settings.reasoning_parser, settings.tool_parser, template)
+        object.__setattr__(self, "output_format", chosen)
 
 
 StateProvider = Callable[[], GatewayState]

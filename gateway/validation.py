@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER, find_drafter
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from dflash_wire.records import GenerationRequest, SamplingParams
+from gateway.choice_seeds import SEED_RANGE, choice_seed
 from gateway.errors import ModelNotFoundError
+from gateway.parsers.registry import ParsePlan
+from gateway.processors import check_min_tokens, check_processors, request_processors
 from gateway.schemas import GenerationBody, Prompts
 from gateway.state import GatewaySettings
 
-SEED_RANGE = 2**63
 _STATIC_POLICY = re.compile(r"static(-tree)?:([1-9][0-9]{0,5})")
 _NAMED_POLICIES = ("adaptive", "adaptive-chain", "table", "off")
 
@@ -29,6 +31,24 @@ class SequencePlan:
     drafter: str = DEFAULT_DRAFTER
     """Name under which statistics count it, until the engine says which policy it has: ``none`` if
     nothing is drafted."""
+    min_tokens: int = 0
+    """Output tokens before stop strings count."""
+    is_first_choice: bool = True
+    """Of its prompt; the others are further answers to the same prompt."""
+    includes_stop: bool = False
+    """What ends the sequence is part of its text."""
+    returns_token_ids: bool = False
+    echo: str | None = None
+    """The prompt's text, if it is part of the answer."""
+    tells_prompt_logprobs: bool = False
+    parse: ParsePlan | None = None
+    """What is parsed in its output; None: nothing."""
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether its pieces carry more than text."""
+        asks = (self.request.num_logprobs, self.request.num_prompt_logprobs, self.echo, self.parse)
+        return self.returns_token_ids or any(one is not None for one in asks)
 
 
 def check_model(name: str, settings: GatewaySettings) -> None:
@@ -55,7 +75,8 @@ def check_body(body: GenerationBody, settings: GatewaySettings) -> None:
         )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
-    _check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    check_token_ids(body.stop_token_ids or [], settings.vocab_size, "stop_token_ids")
+    check_processors(body, settings)
     drafters = settings.all_drafters
     drafter = drafters[find_drafter(drafters, drafter_name(body, settings))]
     if body.dflash is not None and body.dflash.policy is not None:
@@ -95,18 +116,19 @@ def check_policy(policy: str, max_draft_block_size: int, max_tree_positions: int
 
 def check_prompts(prompts: Prompts, settings: GatewaySettings) -> None:
     """Raise ``InvalidRequestError`` for too many prompts or token ids outside the vocabulary."""
-    if len(prompts) > settings.max_prompts_per_request:
+    if len(prompts) > settings.max_choices_per_request:
         raise InvalidRequestError(
-            f"At most {settings.max_prompts_per_request} prompts per request, "
+            f"At most {settings.max_choices_per_request} prompts per request, "
             f"not {len(prompts)}; send several requests.",
             "prompt",
         )
     for prompt in prompts:
         if isinstance(prompt, list):
-            _check_token_ids(prompt, settings.vocab_size, "prompt")
+            check_token_ids(prompt, settings.vocab_size, "prompt")
 
 
-def _check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Raise ``InvalidRequestError`` for an id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
@@ -120,40 +142,75 @@ def plan_sequences(
     settings: GatewaySettings,
     response_id: str,
     prompt_param: str,
+    parse: ParsePlan | None = None,
 ) -> list[SequencePlan]:
-    """Return one plan per prompt, in order.
+    """Return the plans of all choices: those of the first prompt, those of the second, and so on.
 
     Args:
         prompt_token_ids: one list per prompt.
         response_id: prefix of the engine's request ids. Ours, hence unique; a client's
             ``X-Request-Id`` may repeat.
         prompt_param: the field to blame when a prompt is empty or too long.
+        parse: what is parsed in the output of each.
 
     Raises:
-        InvalidRequestError: a prompt has no tokens.
+        InvalidRequestError: a prompt has no tokens, or there are too many choices.
         ContextLengthError: a prompt and its output do not fit the context.
     """
+    num_choices = body.n or 1
+    num_sequences = num_choices * len(prompt_token_ids)
+    if num_sequences > settings.max_choices_per_request:
+        raise InvalidRequestError(
+            f"n times the prompts is {num_sequences}; at most {settings.max_choices_per_request} choices "
+            "are possible per request.",
+            "n",
+        )
+    plans: list[SequencePlan] = []
+    for token_ids in prompt_token_ids:
+        first = _first_choice(body, token_ids, settings, prompt_param)
+        first = replace(first, parse=parse)
+        for choice in range(num_choices):
+            index = len(plans)
+            plans.append(_choice_plan(first, choice, index, f"{response_id}-{index}"))
+    return plans
+
+
+def _first_choice(
+    body: GenerationBody, token_ids: list[int], settings: GatewaySettings, prompt_param: str
+) -> SequencePlan:
     policy = body.dflash.policy if body.dflash else None
     drafter = drafter_name(body, settings)
-    return [
-        SequencePlan(
-            index=index,
-            request=GenerationRequest(
-                request_id=f"{response_id}-{index}",
-                prompt_token_ids=token_ids,
-                max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
-                sampling=sampling_params(body, settings),
-                stop_token_ids=stop_token_ids(body, settings),
-                policy=policy,
-                cache_salt=body.cache_salt or "",
-                priority=body.priority or 0,
-                drafter=drafter,
-            ),
-            stop_strings=body.stop,
-            drafter=drafter_label(policy or settings.default_policy, drafter),
-        )
-        for index, token_ids in enumerate(prompt_token_ids)
-    ]
+    return SequencePlan(
+        index=0,
+        request=GenerationRequest(
+            request_id="",
+            prompt_token_ids=token_ids,
+            max_tokens=output_budget(body, len(token_ids), settings.max_context, prompt_param),
+            sampling=sampling_params(body, settings),
+            stop_token_ids=stop_token_ids(body, settings),
+            policy=policy,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+            drafter=drafter,
+            processors=request_processors(body, stop_token_ids(body, settings), settings),
+            num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=body.num_prompt_logprobs,
+        ),
+        stop_strings=body.stop,
+        min_tokens=body.min_tokens or 0,
+        drafter=drafter_label(policy or settings.default_policy, drafter),
+        includes_stop=bool(body.include_stop_str_in_output),
+        returns_token_ids=bool(body.return_token_ids),
+        tells_prompt_logprobs=body.prompt_logprobs is not None,
+    )
+
+
+def _choice_plan(first: SequencePlan, choice: int, index: int, request_id: str) -> SequencePlan:
+    """Return the plan of a prompt's ``choice``-th answer, made from the first one's."""
+    sampling = first.request.sampling
+    seed = choice_seed(sampling.seed, choice)
+    request = replace(first.request, request_id=request_id, sampling=replace(sampling, seed=seed))
+    return replace(first, index=index, request=request, is_first_choice=choice == 0)
 
 
 def output_budget(
@@ -176,6 +233,7 @@ def output_budget(
             f"{num_prompt_tokens} and {wanted} are asked for; ask for at most {remaining}.",
             "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         )
+    check_min_tokens(body, wanted)
     return wanted
 
 
@@ -184,11 +242,15 @@ def sampling_params(body: GenerationBody, settings: GatewaySettings) -> Sampling
     defaults = settings.sampling
     top_k = defaults.top_k if body.top_k is None else body.top_k
     seed = secrets.randbelow(SEED_RANGE) if body.seed is None else body.seed % SEED_RANGE
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    mode = body.dflash.sampling if body.dflash else None
     return SamplingParams(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        temperature=temperature,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         top_k=min(max(top_k, 0), settings.vocab_size),
         seed=seed,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        rejects=temperature > 0 and (defaults.rejects if mode is None else mode == "rejection"),
     )
 
 

@@ -78,6 +78,11 @@ class EngineArgs(Section):
         "adaptive",
         description="Default block policy: 'adaptive', 'table', 'static:<w>', 'static-tree:<n>' or 'off'.",
     )
+    sampling: Literal["coupled", "rejection"] = Field(
+        "coupled",
+        description="How drafts are accepted at a temperature, unless a request says otherwise: 'coupled' "
+        "gives the same text for a seed whatever the policy, 'rejection' the same distribution.",
+    )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
     max_rows: int = Field(64, ge=1, description="Sequences that run at the same time.")
@@ -207,6 +212,12 @@ class GatewayArgs(Section):
         None,
         min_length=16,
         description="Opens /admin/policy and /debug/block_scheduler to who sends it as a bearer token.",
+    )
+    reasoning_parser: Literal["auto", "none", "think_tags"] = Field(
+        "auto", description="How reasoning is found in a chat's output; auto: by the chat template."
+    )
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json"] = Field(
+        "auto", description="How tool calls are found in it; auto: by the chat template."
     )
     trace: bool = Field(
         False, description="Answer GET /trace with the latest steps and chunks (see make trace)."

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_wire.errors import ConfigError, InvalidRequestError
 from gateway.body import describe
+from gateway.choice_seeds import SEED_RANGE
 from gateway.schemas import ChatMessage
-from gateway.validation import SEED_RANGE
 from services.offline_output import check_writable
 
 MAX_CONCURRENCY = 1024

@@ -91,6 +91,9 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         else 0.0,
         top_p=generation.get("top_p", 1.0),
         top_k=generation.get("top_k", 0),
+        min_p=generation.get("min_p") or 0.0,
+        repetition_penalty=generation.get("repetition_penalty") or 1.0,
+        rejects=args.engine.sampling == "rejection",
     )
     return GatewaySettings(
         model_id=args.model.id,
@@ -104,6 +107,8 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         non_thinking_drafter=args.model.non_thinking_drafter,
         default_policy=args.engine.policy,
         admin_key=args.gateway.admin_key,
+        reasoning_parser=args.gateway.reasoning_parser,
+        tool_parser=args.gateway.tool_parser,
         version=_package_version(),
         sampling=sampling,
         max_body_bytes=args.gateway.max_body_bytes,

@@ -7,7 +7,6 @@ rebuilt from committed tokens.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,97 +14,24 @@ from torch import Tensor
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
-from dflash_wire.errors import FatalError
-from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
+from dflash_wire.processors import TokenLogprobs
+from dflash_wire.proposals import unpacked_proposals
+from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
-from verifier.acceptance import accept, ancestor_mask, chain_parents, chain_within, depths
+from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.logprobs import Asked, logprobs_of
+from verifier.packing import PackedRow, pack_rows
+from verifier.processors import ProcessedRow, process
+from verifier.rejection import choose_by_rejection
+from verifier.slots import SlotPool
 from verifier.target import TargetModel
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRow:
-    """A row's place in the packed pass.
-
-    Packed tokens ``[offset, offset + width)``; its logits are rows
-    ``[logits_offset, logits_offset + num_logits)`` of the step's logits.
-    """
-
-    row: Row
-    draft_token_ids: list[int]
-    parents: list[int]
-    scores: bytes
-    """Of a tree's nodes, for whoever calibrates them."""
-    is_chain: bool
-    depths: list[int]
-    offset: int
-    width: int
-    """Positions; of a tree with few nodes, fewer than planned."""
-    logits_offset: int
-    num_logits: int
-
-
-def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
-    """Lay a plan's rows out one after another.
-
-    Raises:
-        FatalError: the drafts do not belong to this plan.
-    """
-    if drafts.step_id != plan.step_id or len(drafts.draft_token_ids) != len(plan.rows):
-        raise FatalError(f"drafts of step {drafts.step_id} do not fit plan of step {plan.step_id}")
-    packed: list[PackedRow] = []
-    offset = logits_offset = 0
-    for i, row in enumerate(plan.rows):
-        draft_token_ids = drafts.draft_token_ids[i]
-        num_drafts = len(draft_token_ids)
-        is_short = row.is_tree and num_drafts < row.width
-        if not row.is_prefill and num_drafts != row.width - 1 and not is_short:
-            raise FatalError(
-                f"step {plan.step_id}: {num_drafts} drafts for a row of width {row.width}"
-            )
-        chain = chain_parents(num_drafts)
-        parents = (drafts.parents[i] if drafts.parents is not None else None) or chain
-        is_chain = row.is_prefill or parents == chain
-        if not is_chain or num_drafts >= row.most_kept:
-            check_tree(row, parents, num_drafts)
-        width = row.num_positions if row.is_prefill else num_drafts + 1
-        num_logits = (1 if row.samples else 0) if row.is_prefill else width
-        packed.append(
-            PackedRow(
-                row,
-                draft_token_ids,
-                parents,
-                drafts.scores[i] if drafts.scores is not None else b"",
-                is_chain,
-                [*chain, num_drafts] if is_chain else depths(parents),
-                offset,
-                width,
-                logits_offset,
-                num_logits,
-            )
-        )
-        offset += width
-        logits_offset += num_logits
-    return packed
-
-
-def check_tree(row: Row, parents: list[int], num_drafts: int) -> None:
-    """Check that every path of a row's tree ends where its pages end.
-
-    Raises:
-        FatalError: it does not, or this is no tree.
-    """
-    is_tree = len(parents) == num_drafts and all(0 <= p <= j for j, p in enumerate(parents))
-    if not is_tree or max(depths(parents)) >= row.most_kept:
-        raise FatalError(
-            f"drafts of sequence {row.seq_id} are no tree of paths of {row.most_kept} positions"
-        )
 
 
 class VerifierEngine:
     """Runs steps on the target model.
 
-    Owner of the target KV pool; nobody else writes it. Between steps the pool covers exactly the
-    committed inputs of every sequence.
+    Owner of the target KV pool and of the processors' slots; nobody else writes them. Between steps the pool
+    covers exactly the committed inputs of every sequence.
 
     Args:
         target: the loaded model.
@@ -125,6 +51,7 @@ class VerifierEngine:
         self.pool = pool
         self.feature_pool = feature_pool
         self.target_layer_ids = target_layer_ids
+        self._slots = SlotPool(target.vocab_size, target.device)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, drafts: DraftResult) -> StepResult:
@@ -139,19 +66,26 @@ class VerifierEngine:
         hidden, features = self.target.forward(
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
-        chosen = self._choose(packed, hidden)
+        has_extras = any(row.extras is not None for row in plan.rows)
+        processed = self._processed(packed) if has_extras else {}
+        logits, chosen = self._choose(packed, hidden, list(processed.values()))
         committed, trees, kept, slots = self._accept(packed, chosen)
         self._commit(plan, step, features, kept, slots)
-        verify_ms = (time.perf_counter() - began) * 1e3
-        return StepResult(
+        for i, row in processed.items():
+            row.slot.advance(committed[i])
+        result = StepResult(
             plan.step_id,
             committed,
             drafts.draft_ms,
-            verify_ms,
             draft_began_s=drafts.began_s,
             verify_began_s=began,
             trees=trees if any(trees) else None,
         )
+        if has_extras:
+            result.logprobs = self._logprobs(packed, logits, committed, kept)
+            result.prompt_logprobs = self._prompt_logprobs(packed, hidden)
+        result.verify_ms = (time.perf_counter() - began) * 1e3
+        return result
 
     def _attention(self, packed: list[PackedRow]) -> StepAttention:
         rows = []
@@ -182,28 +116,94 @@ class VerifierEngine:
                 positions += [start + depth for depth in p.depths]
         return positions
 
-    def _choose(self, packed: list[PackedRow], hidden: Tensor) -> list[int]:
-        """The target's token after every position that yields one, in logits order."""
+    def _processed(self, packed: list[PackedRow]) -> dict[int, ProcessedRow]:
+        """Rows that have processors and yield tokens, by their places. Fills slots."""
+        found: dict[int, ProcessedRow] = {}
+        for i, p in enumerate(packed):
+            if p.row.extras is None or p.num_logits == 0:
+                continue
+            slot = self._slots.of(p.row)
+            if slot is None:
+                continue
+            first = p.row.start_position + len(p.row.token_ids) - slot.num_prompt
+            found[i] = (
+                ProcessedRow(slot, p.logits_offset, first)
+                if p.row.is_prefill
+                else ProcessedRow(
+                    slot, p.logits_offset, first, p.draft_token_ids, p.parents, p.depths
+                )
+            )
+        return found
+
+    def _choose(
+        self, packed: list[PackedRow], hidden: Tensor, processed: list[ProcessedRow]
+    ) -> tuple[Tensor, list[int]]:
+        """The target's logits ``[T, V]`` and its token after every position that yields one."""
         wanted: list[int] = []
         runs: list[SamplingRun] = []
         for p in packed:
-            if p.num_logits == 0:
-                continue
-            end = p.logits_offset + p.num_logits
-            last = p.row.start_position + p.width
-            if p.row.is_prefill:
-                wanted.append(p.offset + p.width - 1)
-                runs.append(SamplingRun(p.logits_offset, end, last, p.row.sampling))
-                continue
-            wanted += range(p.offset, p.offset + p.width)
-            places = tuple(p.row.start_position + 1 + depth for depth in p.depths)
-            runs.append(SamplingRun(p.logits_offset, end, places[0], p.row.sampling, places))
+            if p.num_logits:
+                end = p.offset + p.width
+                wanted += range(end - p.num_logits, end)
+                runs.append(p.run)
         if not wanted:
-            return []
+            return hidden[:0], []
         if len(wanted) != hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        chosen: list[int] = choose_tokens(self.target.logits(hidden), runs).tolist()
-        return chosen
+        logits = self.target.logits(hidden)
+        scores = process(logits, processed) if processed else logits
+        chosen: list[int] = choose_tokens(scores, runs).tolist()
+        for p in packed:
+            if p.rejects:
+                run, drafts = p.run, p.draft_token_ids
+                proposals = unpacked_proposals(p.proposals)
+                mine = choose_by_rejection(scores, run, drafts, proposals)
+                chosen[run.start : run.start + len(mine)] = mine
+        return logits, chosen
+
+    def _logprobs(
+        self,
+        packed: list[PackedRow],
+        logits: Tensor,
+        committed: list[list[int]],
+        kept: list[int],
+    ) -> list[list[TokenLogprobs] | None] | None:
+        """Log-probabilities of the committed tokens of rows that ask; None if none does."""
+        asked: dict[int, Asked] = {}
+        end = 0
+        for i, (p, token_ids) in enumerate(zip(packed, committed, strict=True)):
+            end += p.width if p.row.is_prefill else len(token_ids)
+            num_top = None if p.row.extras is None else p.row.extras.num_logprobs
+            if num_top is None or not token_ids:
+                continue
+            # Of a prefill the last position alone has logits; else a node has one row of them.
+            first = p.offset + p.width - p.num_logits - p.logits_offset
+            places = [index - first for index in kept[end - len(token_ids) : end]]
+            asked[i] = Asked(places, token_ids, num_top)
+        if not asked:
+            return None
+        found = dict(zip(asked, logprobs_of(logits, list(asked.values())), strict=True))
+        return [found.get(i) for i in range(len(packed))]
+
+    def _prompt_logprobs(
+        self, packed: list[PackedRow], hidden: Tensor
+    ) -> list[list[TokenLogprobs] | None] | None:
+        """Log-probabilities of known tokens, of prefill rows that ask; None if none does."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        for i, p in enumerate(packed):
+            extras = p.row.extras
+            if extras is None or extras.num_prompt_logprobs is None:
+                continue
+            token_ids = p.row.token_ids[1:]
+            if extras.next_token_id is not None:
+                token_ids.append(extras.next_token_id)
+            count = len(token_ids)
+            found[i] = []
+            if count:
+                logits = self.target.logits(hidden[p.offset : p.offset + count])
+                asked = Asked(list(range(count)), token_ids, extras.num_prompt_logprobs)
+                (found[i],) = logprobs_of(logits, [asked])
+        return [found.get(i) for i in range(len(packed))] if found else None
 
     def _accept(
         self, packed: list[PackedRow], chosen: list[int]

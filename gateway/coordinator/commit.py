@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from dflash_wire.errors import FatalError
+from dflash_wire.processors import TokenLogprobs
 from dflash_wire.records import CycleStats, FinishReason, Row, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
 from gateway.coordinator.sequence import PendingIngest, Sequence
@@ -24,6 +25,8 @@ class RowCommit(NamedTuple):
     num_shareable: int
     """Positions that every pool holds now: what this step read and what it wrote, as far as no drafter has to
     ingest it first."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of ``token_ids``, if the request asked."""
 
 
 class RowResult(NamedTuple):
@@ -36,12 +39,21 @@ class RowResult(NamedTuple):
     """FeaturePool row of the row's first position."""
     tree: TreeOutcome | None
     """Of a tree row."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of ``token_ids``."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of tokens known before, in a prefill row."""
 
 
 def row_results(plan: StepPlan, result: StepResult) -> Iterator[RowResult]:
     """Yield what a result, which has as many rows as the plan, says of each."""
     trees = repeat(None) if result.trees is None else result.trees
-    return map(RowResult, plan.rows, result.committed_token_ids, plan.feature_offsets(), trees)
+    found = (plan.rows, result.committed_token_ids, plan.feature_offsets(), trees)
+    if result.logprobs is None and result.prompt_logprobs is None:
+        return map(RowResult, *found)
+    return map(
+        RowResult, *found, result.logprobs or repeat(None), result.prompt_logprobs or repeat(None)
+    )
 
 
 def num_verified_positions(plan: StepPlan, result: StepResult) -> int:
@@ -65,6 +77,9 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         raise FatalError(f"The engine answered {num_results} rows of {len(plan.rows)}.")
     if result.trees is not None and len(result.trees) != num_results:
         raise FatalError(f"The engine answered {len(result.trees)} trees for {num_results} rows.")
+    tells = result.logprobs is not None or result.prompt_logprobs is not None
+    if tells or any(row.extras is not None for row in plan.rows):
+        check_logprobs(plan, result)
     trees = repeat(None) if result.trees is None else result.trees
     for row, token_ids, tree in zip(plan.rows, result.committed_token_ids, trees, strict=False):
         if row.is_tree != (tree is not None):
@@ -77,6 +92,32 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
             raise FatalError(
                 f"The engine committed {len(token_ids)} tokens in a row of {least} to {most}."
             )
+
+
+def check_logprobs(plan: StepPlan, result: StepResult) -> None:
+    """Check that rows which ask for log-probabilities have them, one per token, and no others.
+
+    Raises:
+        FatalError: that is not so.
+    """
+    wanted = [
+        len(token_ids) if row.extras and row.extras.num_logprobs is not None and token_ids else None
+        for row, token_ids in zip(plan.rows, result.committed_token_ids, strict=True)
+    ]
+    given = result.logprobs or [None] * len(wanted)
+    known = [_num_known(row) for row in plan.rows]
+    told = result.prompt_logprobs or [None] * len(wanted)
+    for asked, answered in ((wanted, given), (known, told)):
+        if asked != [None if one is None else len(one) for one in answered]:
+            raise FatalError("The engine answered other log-probabilities than were asked for.")
+
+
+def _num_known(row: Row) -> int | None:
+    """Tokens whose log-probabilities a prefill row has to tell; None if it is not asked."""
+    extras = row.extras
+    if extras is None or extras.num_prompt_logprobs is None:
+        return None
+    return len(row.token_ids) - (extras.next_token_id is None)
 
 
 def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
@@ -96,7 +137,7 @@ def commit_row(sequence: Sequence, result: RowResult) -> RowCommit:
         sequence: the row's owner.
         result: checked by ``check_result``.
     """
-    row, token_ids, feature_offset, tree = result
+    row, token_ids, feature_offset, tree, logprobs, prompt_logprobs = result
     committed, finish_reason = clip(sequence, token_ids) if token_ids else (token_ids, None)
     # A verify row's inputs are the anchor and the accepted drafts: as many as it commits unclipped.
     num_cached = row.num_positions if row.is_prefill else len(token_ids)
@@ -115,7 +156,12 @@ def commit_row(sequence: Sequence, result: RowResult) -> RowCommit:
         num_accepted_drafts = min(len(token_ids) - 1, len(committed))
     # A row that ended early wrote positions behind its last token.
     num_shareable = min(num_shareable, sequence.num_committed)
-    return RowCommit(committed, finish_reason, num_draft_tokens, num_accepted_drafts, num_shareable)
+    if prompt_logprobs is not None:
+        sequence.prompt_logprobs[row.start_position :] = prompt_logprobs
+    if logprobs is not None:
+        logprobs = logprobs[: len(committed)]
+    num_drafts = (num_draft_tokens, num_accepted_drafts)
+    return RowCommit(committed, finish_reason, *num_drafts, num_shareable, logprobs)
 
 
 def cycle_stats(commit: RowCommit, result: StepResult, wall_ms: float) -> CycleStats:

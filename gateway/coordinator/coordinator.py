@@ -37,7 +37,7 @@ from gateway.coordinator.commit import (
 from gateway.coordinator.feedback import StepClock, outcome_of, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.learning import Learning
-from gateway.coordinator.outbox import Outbox, engine_error
+from gateway.coordinator.outbox import Outbox, engine_error, introduce
 from gateway.coordinator.planner import Planner
 from gateway.coordinator.recorder import Flight, FlightRecorder, cycle_began, step_record
 from gateway.coordinator.sequence import LastCycle, Sequence
@@ -305,11 +305,10 @@ class Coordinator:
 
     def _commit(self, flight: Flight, result: StepResult, step_ms: float | None) -> None:
         """Commit all rows, learn of them, then take the time: their cycles carry all of it; then emit."""
-        planned = flight.planned
+        planned, plan = flight.planned, flight.planned.plan
         commits: list[tuple[Sequence, Row, RowCommit]] = []
         outcomes: list[RowOutcome | TreeRowOutcome] = []
-        results = row_results(planned.plan, result)
-        for sequence, row_result in zip(planned.sequences, results, strict=True):
+        for sequence, row_result in zip(planned.sequences, row_results(plan, result), strict=True):
             row = row_result.row
             try:
                 # One that was cancelled while it was in flight has given up its pages.
@@ -331,17 +330,17 @@ class Coordinator:
                 wall_ms = 1e3 * (committed_at - cycle_began(sequence, flight))
                 cycle = cycle_stats(commit, result, wall_ms)
                 sequence.stats.add(cycle)
-                sequence.last_cycle = LastCycle(planned.plan.step_id, committed_at)
+                sequence.last_cycle = LastCycle(plan.step_id, committed_at)
             self._emit(sequence, commit, cycle)
 
     def _emit(self, sequence: Sequence, commit: RowCommit, cycle: CycleStats | None) -> None:
         if not commit.token_ids:
             return
         chunk = TokenChunk(sequence.request.request_id, commit.token_ids, cycle=cycle)
+        chunk.logprobs = commit.logprobs
         chunk.num_before = sequence.num_output - len(commit.token_ids)
         if chunk.num_before == 0:
-            chunk.num_cached_tokens = sequence.num_prefix_tokens
-            chunk.policy = self._planner.widths.policy_of(sequence).name
+            introduce(chunk, sequence, self._planner.widths.policy_of(sequence).name)
         if commit.finish_reason is not None:
             chunk.finish_reason = commit.finish_reason.value
             self._counters.num_finished += 1

@@ -52,6 +52,14 @@ class Outbox:
         return []
 
 
+def introduce(chunk: TokenChunk, sequence: Sequence, policy: str) -> None:
+    """Add what only a request's first chunk says. Mutates ``chunk``."""
+    chunk.num_cached_tokens = sequence.num_prefix_tokens
+    chunk.policy = policy
+    if sequence.request.num_prompt_logprobs is not None:
+        chunk.prompt_logprobs = sequence.prompt_logprobs
+
+
 def engine_error(error: Exception) -> dict[str, str | None]:
     """Return the wire form of what went wrong: unavailable engines may be retried, the rest not."""
     if isinstance(error, EngineUnavailableError | FatalError):

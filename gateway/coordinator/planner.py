@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import Ingest, Row, StepPlan
 from gateway.coordinator.block_scheduler.records import Decision
+from gateway.coordinator.extras import ExtrasSlots
 from gateway.coordinator.feeding import MOST_STEPS, FeatureRoom
 from gateway.coordinator.learning import Learning
 from gateway.coordinator.page_allocator import PageAllocator
@@ -66,6 +67,7 @@ class Planner:
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
+        self._extras = ExtrasSlots()
         self._features = FeatureRoom(limits.max_step_positions)
         self.is_short_of_pages = False
         """A row went without a turn because pages ran out while others were in flight: nothing more may be
@@ -104,6 +106,7 @@ class Planner:
         if self.running.pop(sequence.seq_id, None) is None:
             self.waiting.remove(sequence)
         self.pages.release(sequence.seq_id)
+        self._extras.release(sequence)
         self.widths.forget(sequence.seq_id)
 
     def clear(self) -> None:
@@ -248,6 +251,7 @@ class Planner:
             drafter=sequence.drafter,
             draft_width=row.draft_width,
             is_tree=row.is_tree,
+            extras=sequence.extras,
         )
 
     def _add_prefill_rows(self, planned: PlannedStep, budget: int) -> None:
@@ -269,6 +273,7 @@ class Planner:
     def _prefill_row(self, sequence: Sequence, budget: int) -> Row:
         start = sequence.num_cached
         chunk = sequence.token_ids[start : start + budget]
+        end = start + len(chunk)
         # Admission took the pages of all committed tokens: a prefill never waits half-way.
         return Row(
             seq_id=sequence.seq_id,
@@ -276,8 +281,9 @@ class Planner:
             start_position=start,
             page_ids=self.pages.table(sequence.seq_id),
             is_prefill=True,
-            samples=start + len(chunk) == sequence.num_committed,
+            samples=end == sequence.num_committed,
             sampling=sequence.request.sampling,
+            extras=self._extras.of_prefill(sequence, end),
         )
 
     def _can_admit(self) -> bool:
@@ -310,7 +316,7 @@ class Planner:
 
         Any thread may ask; what others than the driver get can be out of date.
         """
-        if not self._caches_prefixes:
+        if not self._caches_prefixes or sequence.asks_prompt_logprobs:
             return []
         names = sequence.page_names.of(sequence.token_ids, sequence.num_committed - 1)
         return self.pages.match(names, sequence.context)
@@ -338,6 +344,7 @@ class Planner:
         sequence = max(self.running.values(), key=lambda s: s.rank)
         del self.running[sequence.seq_id]
         self.pages.release(sequence.seq_id)
+        self._extras.release(sequence)
         sequence.forget_caches()
         self.waiting.add(sequence)
         self.num_preemptions += 1

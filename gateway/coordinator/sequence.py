@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dflash_wire.processors import RowExtras, TokenLogprobs
 from dflash_wire.records import GenerationRequest, GenerationStats
 from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
@@ -53,6 +54,7 @@ class Sequence:
     __slots__ = (
         "context",
         "drafter",
+        "extras",
         "is_cancelled",
         "is_decoding",
         "is_in_flight",
@@ -66,6 +68,7 @@ class Sequence:
         "page_names",
         "pending_ingests",
         "policy",
+        "prompt_logprobs",
         "request",
         "seq_id",
         "stats",
@@ -88,6 +91,8 @@ class Sequence:
         """Index of the drafter that drafts for it."""
         self.context = drafter if policy.may_draft else None
         """Index of the drafter that keeps its context, if one does."""
+        self.extras: RowExtras | None = None
+        """Of its verify rows; set when it begins to decode."""
         self.max_length = max_length
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)
@@ -106,6 +111,8 @@ class Sequence:
         """Younger sequences that were admitted while this one waited."""
         self.is_cancelled = False
         self.pending_ingests: list[PendingIngest] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of prompt tokens 1, 2, ... as far as prefills have read them, if the request asks."""
         self.stats = GenerationStats()
 
     @property
@@ -122,6 +129,11 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        """Whether prefills have to report on the prompt."""
+        return self.request.num_prompt_logprobs is not None and self.num_output == 0
 
     @property
     def anchor_position(self) -> int:

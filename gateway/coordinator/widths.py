@@ -57,10 +57,11 @@ def node_budget(sharing: list[int], decision: Decision | None) -> NodeBudget | N
 
 
 def traffic_class(sequence: Sequence) -> str:
-    """Sequences of one class are expected to be drafted alike: by drafter and temperature."""
+    """Sequences of one class are expected to be drafted alike: by drafter, temperature and mode."""
     temperature = sequence.request.sampling.temperature
     heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
-    return f"{sequence.drafter}:{heat}"
+    mode = ":rejection" if sequence.request.sampling.rejects and temperature > 0 else ""
+    return f"{sequence.drafter}:{heat}{mode}"
 
 
 class WidthChooser:
@@ -149,7 +150,8 @@ class WidthChooser:
         if not 1 <= wanted <= (self._max_tree_positions if policy.is_tree else most):
             raise ValueError(f"policy {policy.name} asked for width {wanted}")
         drafted = cycle_width(min(wanted, most), sequence.num_remaining)
-        if policy.is_tree and drafted > 1:  # what remains limits its depth
+        rejects = sequence.request.sampling.rejects  # from a tree nothing is sampled by rejection
+        if policy.is_tree and drafted > 1 and not rejects:  # what remains limits its depth
             return RowWidth(sequence, wanted, drafted, is_tree=True)
         return RowWidth(sequence, drafted, drafted)
 
@@ -199,7 +201,10 @@ class WidthChooser:
         # Any row may turn out to keep a whole block, so each needs room for that in the FeaturePool.
         has_room = len(rows) * self._max_widths[drafter] <= most_features
         return has_room and all(
-            row.drafter == drafter and self.policy_of(row) is ADAPTIVE for row in rows
+            row.drafter == drafter
+            and self.policy_of(row) is ADAPTIVE
+            and not row.request.sampling.rejects
+            for row in rows
         )
 
     def _row_state(self, sequence: Sequence) -> RowState:

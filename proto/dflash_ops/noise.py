@@ -28,6 +28,29 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
+def uniform_noise(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One number in (0, 1) for each position, independent of every token's noise there.
+
+    Args:
+        seeds: ``[T]`` int64.
+        positions: ``[T]`` int64.
+
+    Returns:
+        ``[T]`` float64.
+    """
+    no_token = torch.full_like(positions, -1)[:, None]
+    return _uniform(seeds, positions, no_token)[:, 0]
+
+
+def _uniform(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """``[T, n]`` float64, never 0 and never 1."""
+    key = _mix(_mix(seeds + _WEYL) + positions * _WEYL)  # [T]
+    bits = _mix(key[:, None] + (token_ids + 1) * _WEYL)  # [T, n]
+    # 52 bits, centred in their cell: exact in float64, so both logarithms of the noise are finite. (With
+    # 53 bits the largest value plus one half would round to 1.)
+    return (_shift_right(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
+
+
 def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise of the given tokens at the given positions.
 
@@ -39,9 +62,5 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         ``[T, n]`` float32.
     """
-    key = _mix(_mix(seeds + _WEYL) + positions * _WEYL)  # [T]
-    bits = _mix(key[:, None] + (token_ids + 1) * _WEYL)  # [T, n]
-    # 52 bits, centred in their cell: exact in float64, never 0 and never 1, so both logarithms are
-    # finite. (With 53 bits the largest value plus one half would round to 1.)
-    uniform = (_shift_right(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
+    uniform = _uniform(seeds, positions, token_ids)
     return -torch.log(-torch.log(uniform)).to(torch.float32)

@@ -3,14 +3,18 @@
 Drafter and verifier call the same function, the verifier on the target's logits and the drafter on
 its own, so a draft token is accepted exactly when both choose the same token under the same noise.
 
-Order of processors: temperature, top-k, top-p. Rules: top-k keeps the k largest logits; top-p keeps
+Order of processors: temperature, top-k, top-p, min-p. Rules: top-k keeps the k largest logits; top-p keeps
 the shortest prefix of the remaining tokens in descending probability whose mass reaches p, the first
 always included; of equal logits the lower token id comes first. 16-bit logits are often equal, so
-without that last rule a row's candidates would depend on its batch mates.
+without that last rule a row's candidates would depend on its batch mates. Min-p removes tokens less probable
+than its share of the likeliest one's probability, which depends on no other token: equal ones stay or go
+together. Processors that look at the tokens before come first and are the verifier's alone
+(``verifier.processors``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,8 +68,23 @@ def largest_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, ids), ids
 
 
-def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[Tensor, Tensor]:
-    """Sorted candidate scores ``[T, n]`` with removed ones at -inf, and their token ids."""
+def _candidates(scores: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """Candidate scores ``[T, n]`` with removed ones at -inf, and their token ids."""
+    values, ids = _likeliest(scores, [p.top_k for p in params], [p.top_p for p in params])
+    is_ordered = values is not scores
+    if any(p.min_p for p in params):
+        shares = [math.log(p.min_p) if p.min_p else -torch.inf for p in params]
+        least = values.amax(dim=-1) + torch.tensor(shares, device=values.device)  # [T]
+        values = values.masked_fill(values < least[:, None], -torch.inf)
+    if is_ordered and scores.device.type == "cpu":
+        # Behind the last one that any row keeps nobody needs noise. A GPU would have to be waited for.
+        most = int((values > -torch.inf).sum(dim=-1).max())
+        values, ids = values[:, : max(most, 1)], ids[:, : max(most, 1)]
+    return values, ids
+
+
+def _likeliest(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[Tensor, Tensor]:
+    """As ``_candidates``, without min-p; in descending order, unless every token stays."""
     device = scores.device
     vocab_size = scores.shape[1]
     limits = [k if 0 < k < vocab_size else vocab_size for k in top_k]
@@ -90,6 +109,21 @@ def _candidates(scores: Tensor, top_k: list[int], top_p: list[float]) -> tuple[T
     return values, ids
 
 
+class Candidates(NamedTuple):
+    """What is left of the S logits rows that are sampled, after all processors."""
+
+    rows: Tensor
+    """``[S]`` int64: which rows of the logits."""
+    scores: Tensor
+    """``[S, n]`` float32: logits over temperature; -inf for removed tokens."""
+    token_ids: Tensor
+    """``[S, n]`` int64."""
+    seeds: Tensor
+    """``[S]`` int64."""
+    positions: Tensor
+    """``[S]`` int64, of the token that is chosen from each."""
+
+
 class CoupledScores(NamedTuple):
     """What sampled tokens are the largest of, for the S logits rows that are sampled."""
 
@@ -101,8 +135,8 @@ class CoupledScores(NamedTuple):
     """``[S, n]`` int64."""
 
 
-def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores | None:
-    """Process and perturb the logits of all rows with a temperature; None if there is no such row.
+def candidates_of(logits: Tensor, runs: Sequence[SamplingRun]) -> Candidates | None:
+    """Process the logits of all rows with a temperature; None if there is no such row.
 
     Args:
         logits: ``[T, V]``, any float dtype.
@@ -123,10 +157,18 @@ def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores
     index = torch.tensor(rows, device=device)
     temperatures = torch.tensor([p.temperature for p in params], device=device)
     scores = logits[index].float() / temperatures[:, None]
-    values, ids = _candidates(scores, [p.top_k for p in params], [p.top_p for p in params])
+    values, ids = _candidates(scores, params)
     seeds = torch.tensor([p.seed for p in params], dtype=torch.int64, device=device)
-    noise = gumbel_noise(seeds, torch.tensor(positions, device=device), ids)
-    return CoupledScores(index, values + noise, ids)
+    return Candidates(index, values, ids, seeds, torch.tensor(positions, device=device))
+
+
+def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores | None:
+    """As ``candidates_of``, with the noise that chooses."""
+    found = candidates_of(logits, runs)
+    if found is None:
+        return None
+    noise = gumbel_noise(found.seeds, found.positions, found.token_ids)
+    return CoupledScores(found.rows, found.scores + noise, found.token_ids)
 
 
 def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:

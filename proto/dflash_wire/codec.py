@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 
+from dflash_wire.processors import DraftBias, Processors, RowExtras, SlotStart, TokenLogprobs
 from dflash_wire.records import (
     CycleStats,
     DraftResult,
@@ -21,6 +24,8 @@ from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PREFILL, SAMPLES, TREE = 1, 2, 4
 """Bits of a row's kind."""
+START, DRAFT_BIAS = map(RowExtras._fields.index, ("start", "draft_bias"))
+"""Places of what is more than a number, the second of them the last."""
 
 
 def pack(value: Any) -> bytes:
@@ -34,8 +39,34 @@ def unpack(frame: bytes) -> Any:
     return msgpack.unpackb(frame)
 
 
-def _sampling(s: SamplingParams) -> tuple[float, float, int, int]:
-    return (s.temperature, s.top_p, s.top_k, s.seed)
+def _sampling(s: SamplingParams) -> tuple[float, ...]:
+    fields = (s.temperature, s.top_p, s.top_k, s.seed)
+    if s.rejects:
+        return (*fields, s.min_p, s.rejects)
+    return (*fields, s.min_p) if s.min_p else fields
+
+
+def _processors(p: Processors) -> tuple[Any, ...]:
+    return tuple(getattr(p, name) for name in Processors.__slots__)
+
+
+def _packed_extras(extras: RowExtras) -> list[Any]:
+    fields: list[Any] = list(extras)
+    if extras.start is not None:
+        processors, *rest = extras.start
+        fields[START] = (_processors(processors), *rest)
+    while fields and fields[-1] is None:
+        fields.pop()
+    return fields
+
+
+def _extras(fields: list[Any]) -> RowExtras:
+    if len(fields) > START and fields[START] is not None:
+        processors, *rest = fields[START]
+        fields[START] = SlotStart(Processors(*processors), *rest)
+    if len(fields) > DRAFT_BIAS:
+        fields[DRAFT_BIAS] = DraftBias._make(fields[DRAFT_BIAS])
+    return RowExtras(*fields)
 
 
 def _row(
@@ -48,6 +79,7 @@ def _row(
     sampling: tuple[float, float, int, int],
     drafter: int,
     draft_width: int,
+    extras: list[Any] | None = None,
 ) -> Row:
     params = SamplingParams(*sampling)
     return Row(
@@ -62,12 +94,13 @@ def _row(
         drafter,
         draft_width,
         bool(kind & TREE),
+        None if extras is None else _extras(extras),
     )
 
 
 def encode_plan(plan: StepPlan) -> bytes:
     """Encode a ``StepPlan``."""
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
             r.seq_id,
             r.token_ids,
@@ -81,6 +114,9 @@ def encode_plan(plan: StepPlan) -> bytes:
         )
         for r in plan.rows
     ]
+    for i, row in enumerate(plan.rows):
+        if row.extras is not None:
+            rows[i] = (*rows[i], _packed_extras(row.extras))
     ingests = [
         (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
@@ -111,6 +147,8 @@ def encode_drafts(result: DraftResult) -> bytes:
         result.parents,
         result.began_s,
     )
+    if result.proposals is not None:
+        return pack((*fields, result.scores, result.proposals))
     return pack(fields if result.scores is None else (*fields, result.scores))
 
 
@@ -130,6 +168,10 @@ def encode_result(result: StepResult) -> bytes:
         result.draft_began_s,
         result.verify_began_s,
     )
+    if result.prompt_logprobs is not None:
+        return pack((*fields, result.trees, result.logprobs, result.prompt_logprobs))
+    if result.logprobs is not None:
+        return pack((*fields, result.trees, result.logprobs))
     return pack(fields if result.trees is None else (*fields, result.trees))
 
 
@@ -138,26 +180,42 @@ def decode_result(frame: bytes) -> StepResult:
     result = StepResult(*unpack(frame))
     if result.trees is not None:
         result.trees = [None if tree is None else TreeOutcome._make(tree) for tree in result.trees]
+    if result.logprobs is not None:
+        result.logprobs = _row_logprobs(result.logprobs)
+    if result.prompt_logprobs is not None:
+        result.prompt_logprobs = _row_logprobs(result.prompt_logprobs)
     return result
+
+
+def _row_logprobs(rows: Sequence[Sequence[Any] | None]) -> list[list[TokenLogprobs] | None]:
+    return list(map(_maybe_logprobs, rows))
+
+
+def _maybe_logprobs(tokens: Sequence[Sequence[Any]] | None) -> list[TokenLogprobs] | None:
+    return None if tokens is None else [TokenLogprobs._make(token) for token in tokens]
 
 
 def encode_chunks(chunks: list[TokenChunk]) -> bytes:
     """Encode one step's chunks for one gateway."""
-    return pack(
-        [
-            (
-                c.request_id,
-                c.token_ids,
-                c.finish_reason,
-                c.cycle,
-                c.error,
-                c.num_cached_tokens,
-                c.num_before,
-                c.policy,
-            )
-            for c in chunks
-        ]
-    )
+    packed: list[tuple[Any, ...]] = [
+        (
+            c.request_id,
+            c.token_ids,
+            c.finish_reason,
+            c.cycle,
+            c.error,
+            c.num_cached_tokens,
+            c.num_before,
+            c.policy,
+        )
+        for c in chunks
+    ]
+    for i, chunk in enumerate(chunks):
+        if chunk.prompt_logprobs is not None:
+            packed[i] = (*packed[i], chunk.logprobs, chunk.prompt_logprobs)
+        elif chunk.logprobs is not None:
+            packed[i] = (*packed[i], chunk.logprobs)
+    return pack(packed)
 
 
 def decode_chunks(frame: bytes) -> list[TokenChunk]:
@@ -172,30 +230,40 @@ def decode_chunks(frame: bytes) -> list[TokenChunk]:
             num_cached,
             num_before,
             policy,
+            *map(_maybe_logprobs, logprobs),
         )
-        for rid, ids, reason, cycle, error, num_cached, num_before, policy in unpack(frame)
+        for rid, ids, reason, cycle, error, num_cached, num_before, policy, *logprobs in unpack(
+            frame
+        )
     ]
 
 
 def encode_request(request: GenerationRequest) -> bytes:
     """Encode a ``GenerationRequest``."""
-    return pack(
-        (
-            request.request_id,
-            request.prompt_token_ids,
-            request.max_tokens,
-            _sampling(request.sampling),
-            request.stop_token_ids,
-            request.policy,
-            request.frame_address,
-            request.cache_salt,
-            request.priority,
-            request.drafter,
-        )
+    fields: tuple[Any, ...] = (
+        request.request_id,
+        request.prompt_token_ids,
+        request.max_tokens,
+        _sampling(request.sampling),
+        request.stop_token_ids,
+        request.policy,
+        request.frame_address,
+        request.cache_salt,
+        request.priority,
+        request.drafter,
     )
+    processors = request.processors
+    asked = (request.num_logprobs, request.num_prompt_logprobs)
+    if processors is not None or asked != (None, None):
+        packed = None if processors is None else _processors(processors)
+        fields = (*fields, packed, *asked)
+    return pack(fields)
 
 
 def decode_request(frame: bytes) -> GenerationRequest:
     """Decode ``encode_request``."""
     rid, prompt, max_tokens, sampling, *rest = unpack(frame)
-    return GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)
+    request = GenerationRequest(rid, prompt, max_tokens, SamplingParams(*sampling), *rest)
+    if request.processors is None:
+        return request
+    return replace(request, processors=Processors(*rest[-3]))

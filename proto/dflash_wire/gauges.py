@@ -1,4 +1,4 @@
-"""What coordinators tell gateways of themselves, for metrics."""
+"""What an engine group says of itself for metrics, once a second and not per request."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
+from dflash_wire.processors import Processors, RowExtras, TokenLogprobs
 from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PerRow = TypeVar("PerRow", list[int], bytes)
@@ -40,6 +41,11 @@ class SamplingParams:
     """0 keeps the whole vocabulary."""
     seed: int = 0
     """0 <= seed < 2**63."""
+    min_p: float = 0.0
+    """Least probability of a candidate, as a share of the likeliest one's."""
+    rejects: bool = False
+    """Drafts are sampled by themselves and corrected by rejection: then the output is distributed as plain
+    decoding's, but depends on widths. False: ``coupled``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,12 @@ class GenerationRequest:
     """Smaller goes first; among equals, arrival decides."""
     drafter: str | None = None
     """Name of the drafter that drafts for it; None takes the default one."""
+    processors: Processors | None = None
+    """None: the target's logits are taken as they are."""
+    num_logprobs: int | None = None
+    """Alternatives that are reported beside each token's log-probability; None reports nothing."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens but the first. Such a prompt shares no cached prefix."""
 
 
 class CycleStats(NamedTuple):
@@ -143,6 +155,10 @@ class TokenChunk:
     """Output tokens in the chunks before this one, so that a lost chunk shows."""
     policy: str | None = None
     """Block policy that the sequence begins with; set on the request's first chunk only."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of every one of ``token_ids``, if the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second on, if asked for; in the first chunk only."""
 
 
 @dataclass(slots=True)
@@ -189,6 +205,7 @@ class Row:
     """Block that the drafter fills; 0 stands for ``width``. A chain's is at least that, a tree may have more
     nodes."""
     is_tree: bool = False
+    extras: RowExtras | None = None
 
     @property
     def drafted_width(self) -> int:
@@ -284,6 +301,9 @@ class DraftResult:
     """When drafting began, on the clock of the drafter's machine; 0.0 without a drafter."""
     scores: list[bytes] | None = None
     """``scores[i]``: of a tree (``trees.packed_scores``), empty for other rows. None: no row is one."""
+    proposals: list[bytes] | None = None
+    """``proposals[i]``: of sampled drafts (``proposals.packed_proposals``), empty for other rows. None: no
+    row has such drafts."""
 
     @classmethod
     def nothing(cls, plan: StepPlan) -> DraftResult:
@@ -297,6 +317,12 @@ class DraftResult:
             self.scores = [b"" for _ in self.draft_token_ids]
         self.draft_token_ids[row], self.parents[row], self.scores[row] = token_ids, parents, scores
 
+    def add_sampled(self, row: int, token_ids: list[int], proposals: bytes) -> None:
+        """Put drafts into a row that are to be corrected by rejection. Mutates."""
+        if self.proposals is None:
+            self.proposals = [b"" for _ in self.draft_token_ids]
+        self.draft_token_ids[row], self.proposals[row] = token_ids, proposals
+
     def merged(self, other: DraftResult) -> DraftResult:
         """Return this result of one drafter and that of the next as one; rows have one drafter."""
         pairs = zip(self.draft_token_ids, other.draft_token_ids, strict=True)
@@ -308,6 +334,7 @@ class DraftResult:
             parents=_merged(self.parents, other.parents),
             began_s=min(began, default=0.0),
             scores=_merged(self.scores, other.scores),
+            proposals=_merged(self.proposals, other.proposals),
         )
 
 
@@ -338,6 +365,10 @@ class StepResult:
     """When each began, for traces: one clock for all processes of one machine."""
     trees: list[TreeOutcome | None] | None = None
     """``trees[i]`` belongs to a row with ``is_tree``, None to any other. None: there is no tree."""
+    logprobs: list[list[TokenLogprobs] | None] | None = None
+    """``logprobs[i]``: of row ``i``'s committed tokens, if it asked. None: no row did."""
+    prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
+    """``prompt_logprobs[i]``: of the tokens behind each of row ``i``'s, as far as they are known before."""
 
 
 class StepRecord(NamedTuple):

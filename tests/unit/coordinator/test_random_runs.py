@@ -8,12 +8,15 @@ from coordinator_fakes import Bench, make_limits, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slot_book import SlotBook
 from toy_target import DRAFTERS, plain_generation
 
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.processors import Processors
 from dflash_wire.records import GenerationRequest, StepPlan, StepResult
 
+PENALTY = Processors(presence_penalty=1.0)
 NAMES = ("default", "second", "third")
 
 
@@ -50,6 +53,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
             max_draft_block_size=8,
         )
         self.bench = Bench(limits, tuple(DRAFTERS[name] for name in drafters), cohorts=cohorts)
+        self.sent: list[GenerationRequest] = []
+        self.bench.ring.on_run = SlotBook(max_rows, self.sent, self.bench.ring.violations)
         self.cancelled: dict[str, int] = {}
         self.num_requests = 0
 
@@ -64,6 +69,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "other"]),
         priority=st.integers(-1, 1),
         drafter=st.sampled_from([None, *NAMES]),
+        processors=st.sampled_from(
+            [None, None, PENALTY, Processors(biased_token_ids=[1], biases=[2.0])]
+        ),
     )
     def submit(
         self,
@@ -75,23 +83,24 @@ class CoordinatorMachine(RuleBasedStateMachine):
         salt: str,
         priority: int,
         drafter: str | None,
+        processors: Processors | None,
     ) -> None:
         i = self.num_requests
         stops = [(i * 31 + 17 * k) % 211 for k in range(10 * num_stops)]
-        self._submit(
-            make_request(
-                f"r{i}",
-                num_prompt,
-                max_tokens,
-                i % 4,
-                stops,
-                policy,
-                family,
-                salt,
-                priority,
-                self._served(drafter),
-            )
+        request = make_request(
+            f"r{i}",
+            num_prompt,
+            max_tokens,
+            i % 4,
+            stops,
+            policy,
+            family,
+            salt,
+            priority,
+            self._served(drafter),
         )
+        # The toy target takes no notice of them: only their ways are looked at.
+        self._submit(replace(request, processors=processors))
 
     @precondition(lambda self: self.num_requests > 0)
     @rule(
@@ -121,6 +130,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     def _submit(self, request: GenerationRequest) -> None:
         self.num_requests += 1
+        self.sent.append(request)
         self.bench.submit(request)
 
     @precondition(lambda self: self.num_requests > 0)

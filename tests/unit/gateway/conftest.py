@@ -49,7 +49,7 @@ def settings(hf_tokenizer: PreTrainedTokenizerFast) -> GatewaySettings:
         version="1.2.3",
         sampling=SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20),
         max_body_bytes=4000,
-        max_prompts_per_request=4,
+        max_choices_per_request=4,
         created=1700000000,
     )
 

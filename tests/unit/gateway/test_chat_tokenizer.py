@@ -71,9 +71,9 @@ async def test_long_text_leaves_the_event_loop_free(
     threads: list[str] = []
     render = ChatTokenizer.render
 
-    def spy(self: ChatTokenizer, messages: list[dict[str, str]], thinking: bool | None) -> str:
+    def spy(self: ChatTokenizer, messages: list[dict[str, str]], *options: object) -> str:
         threads.append(threading.current_thread().name)
-        return render(self, messages, thinking)
+        return render(self, messages, *options)
 
     monkeypatch.setattr(ChatTokenizer, "render", spy)
     await tokenizer.encode_chat(USER)

@@ -164,6 +164,18 @@ def test_the_gateway_takes_the_quick_way_where_it_can(
     assert token_bytes(other, ()) is None
 
 
+def test_special_tokens_may_be_shown(hf_tokenizer: PreTrainedTokenizerFast, encode: Encode) -> None:
+    end, special = encode("<|im_end|>"), hf_tokenizer.all_special_ids
+    backend = hf_tokenizer.backend_tokenizer
+    stream = StreamDetokenizer(backend, special, {end[0]: "<|im_end|>"})
+    tokens = [*encode("the"), encode("😀")[0], *end, *encode(" fox<|im_start|>.")]
+    expected = "the\ufffd<|im_end|> fox."
+    assert decode_all(stream, tokens) == expected
+    shown = ChatTokenizer(hf_tokenizer).new_detokenizer(frozenset({"<|im_end|>", "no token"}))
+    assert isinstance(shown, ByteDetokenizer)
+    assert decode_all(shown, tokens) == expected
+
+
 def test_added_tokens_are_written_as_they_read(hf_tokenizer: PreTrainedTokenizerFast) -> None:
     backend = Tokenizer.from_str(hf_tokenizer.backend_tokenizer.to_str())
     backend.add_tokens(["<think> é"])

@@ -28,6 +28,12 @@ BAD_CHAT = [
     ({"messages": message([{"text": "a"}])}, "messages[0].content"),
     ({"messages": message([{"type": "text"}])}, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 5}, "n"),
+    ({"return_token_ids": 1}, "return_token_ids"),
+    ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
@@ -77,6 +83,7 @@ BAD_COMPLETION = [
     ({"prompt": [5, 330]}, "prompt"),
     ({"prompt": [[5], [-1]]}, "prompt"),
     ({"prompt": ["a"] * 5}, "prompt"),
+    ({"prompt": ["a", "b", "c"], "n": 2}, "n"),
 ]
 
 

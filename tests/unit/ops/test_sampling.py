@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,11 +25,14 @@ VARIANTS = [
     SamplingParams(0.5, 0.95, 1),
     SamplingParams(1.0, 0.0, 0),
     SamplingParams(1.0, 1.0, 99),
+    SamplingParams(1.0, min_p=0.2),
+    SamplingParams(0.8, 0.9, 6, min_p=0.05),
+    SamplingParams(1.0, 0.95, min_p=1.0),
 ]
 
 
 def with_seed(params: SamplingParams, seed: int) -> SamplingParams:
-    return SamplingParams(params.temperature, params.top_p, params.top_k, seed)
+    return replace(params, seed=seed)
 
 
 def processed(logits: list[float], params: SamplingParams) -> dict[int, float]:
@@ -45,6 +49,8 @@ def processed(logits: list[float], params: SamplingParams) -> dict[int, float]:
             break
         kept[token_id] = weight
         mass += weight
+    kept = {i: weight for i, weight in kept.items() if weight >= params.min_p * kept[order[0]]}
+    mass = sum(kept.values())
     return {token_id: weight / mass for token_id, weight in kept.items()}
 
 
@@ -97,6 +103,7 @@ def test_support_equals_naive_processors(seed: int) -> None:
     torch.manual_seed(seed)
     logits = (torch.randn(6) * 2).round() / 2  # with ties
     params = SamplingParams(2.5, rng.choice([0.3, 0.6, 0.9, 1.0]), rng.choice([0, 1, 2, 4]))
+    params = replace(params, min_p=rng.choice([0.0, 0.0, 0.3]))
     assert set(draw(logits, params, 1500)) == set(processed(logits.tolist(), params))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 # Importlib mode puts no test folder on the path; helpers live beside their tests.
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "verifier")]  # tiny targets are the verifier's too
 
 torch.set_num_threads(1)

@@ -192,6 +192,11 @@ def test_the_target_caps_the_context(pair: Path) -> None:
             SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20),
         ),
         (
+            {"min_p": 0.1, "repetition_penalty": 1.05},
+            (7,),
+            SamplingDefaults(min_p=0.1, repetition_penalty=1.05),
+        ),
+        (
             {"do_sample": False, "temperature": 0.6},
             (7,),
             SamplingDefaults(temperature=0.0, top_p=1.0, top_k=0),

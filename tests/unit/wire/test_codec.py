@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_wire import codec
+from dflash_wire.processors import DraftBias, Processors, RowExtras, SlotStart, TokenLogprobs
 from dflash_wire.records import (
     CycleStats,
     DraftResult,
@@ -38,6 +40,33 @@ sampling = st.builds(
     top_p=st.floats(0, 1),
     top_k=counts,
     seed=st.integers(0, 2**63 - 1),
+    min_p=st.floats(0, 1),
+    rejects=st.booleans(),
+)
+numbers = st.floats(allow_nan=False)
+processors = st.builds(
+    Processors,
+    repetition_penalty=numbers,
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    biased_token_ids=ids,
+    biases=st.lists(numbers, max_size=3),
+    bad_words=st.lists(ids, max_size=3),
+    allowed_token_ids=ids,
+    min_tokens=counts,
+    end_token_ids=ids,
+)
+extras = st.builds(
+    RowExtras,
+    num_logprobs=st.none() | counts,
+    slot=st.none() | counts,
+    start=st.none() | st.builds(SlotStart, processors, counts, ids),
+    num_prompt_logprobs=st.none() | counts,
+    next_token_id=st.none() | counts,
+    draft_bias=st.none() | st.builds(DraftBias, ids, st.lists(numbers, max_size=3), ids),
+)
+logprobs = st.lists(
+    st.builds(TokenLogprobs, numbers, ids, st.lists(numbers, max_size=3)), max_size=3
 )
 rows = st.builds(
     Row,
@@ -52,6 +81,7 @@ rows = st.builds(
     drafter=counts,
     draft_width=counts,
     is_tree=st.booleans(),
+    extras=st.none() | extras,
 )
 ingests = st.builds(
     Ingest,
@@ -86,6 +116,7 @@ drafts = st.builds(
     parents=st.none() | st.lists(ids, max_size=3),
     began_s=times,
     scores=st.none() | st.lists(st.binary(max_size=6), max_size=3),
+    proposals=st.none() | st.lists(st.binary(max_size=6), max_size=3),
 )
 trees = st.builds(
     TreeOutcome,
@@ -105,6 +136,8 @@ results = st.builds(
     draft_began_s=times,
     verify_began_s=times,
     trees=st.none() | st.lists(st.none() | trees, max_size=3),
+    logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
+    prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
 )
 cycles = st.builds(
     CycleStats,
@@ -125,6 +158,8 @@ chunks = st.builds(
     num_cached_tokens=st.none() | counts,
     num_before=counts,
     policy=st.none() | texts,
+    logprobs=st.none() | logprobs,
+    prompt_logprobs=st.none() | logprobs,
 )
 requests = st.builds(
     GenerationRequest,
@@ -138,6 +173,9 @@ requests = st.builds(
     cache_salt=texts,
     priority=st.integers(-(2**31), 2**31 - 1),
     drafter=st.none() | texts,
+    processors=st.none() | processors,
+    num_logprobs=st.none() | counts,
+    num_prompt_logprobs=st.none() | counts,
 )
 few = settings(max_examples=40, deadline=None)
 
@@ -196,6 +234,27 @@ def test_trees_cost_steps_without_them_nothing() -> None:
     chain, tree = (Row(1, [5], 9, [0], width=8, is_tree=is_tree) for is_tree in (False, True))
     sizes = {len(codec.encode_plan(StepPlan(1, [row]))) for row in (chain, tree)}
     assert len(sizes) == 1
+
+
+def test_processors_and_logprobs_cost_rows_without_them_nothing() -> None:
+    """Positional arrays end where nothing more is asked for."""
+    plain = Row(1, [5], 9, [0], width=8)
+    asking = replace(plain, extras=RowExtras(None, 3))
+    sizes = [len(codec.encode_plan(StepPlan(1, [row]))) for row in (plain, asking)]
+    assert sizes[1] == sizes[0] + 1 + 2
+    assert len(codec.unpack(codec.encode_plan(StepPlan(1, [plain])))[3][0]) == 9
+    cold, warm = SamplingParams(), SamplingParams(min_p=0.5)
+    sizes = [
+        len(codec.encode_plan(StepPlan(1, [replace(plain, sampling=s)]))) for s in (cold, warm)
+    ]
+    assert sizes[1] == sizes[0] + 9
+    result = StepResult(1, [[5], [6]])
+    num_result = len(codec.encode_result(result))
+    result.logprobs = [None, [TokenLogprobs(-0.5, [], [])]]
+    assert len(codec.encode_result(result)) == num_result + 1 + 1 + 1 + 1 + (1 + 9 + 1 + 1)
+    request = GenerationRequest("r", [5], 3)
+    assert len(codec.unpack(codec.encode_request(request))) == 10
+    assert len(codec.unpack(codec.encode_request(replace(request, num_logprobs=0)))) == 13
 
 
 def test_scores_are_packed_in_16_bits() -> None:
