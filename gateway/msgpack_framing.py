@@ -13,7 +13,7 @@ value:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -38,18 +38,25 @@ class MsgpackText(NamedTuple):
 
     before: bytes
     after: bytes
+    pack: Callable[[str], bytes]
 
     def fill(self, text: str) -> bytes:
         """Return the frame with ``text``."""
-        data: bytes = self.before + msgpack.packb(text) + self.after
+        data = self.before + self.pack(text) + self.after
         return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 class MsgpackFraming:
-    """Length-prefixed msgpack. Keeps nothing."""
+    """Length-prefixed msgpack. Owner: one response.
+
+    It keeps a packer: making one costs more than packing an event's text.
+    """
 
     media_type = MSGPACK
     done = frame(None)
+
+    def __init__(self) -> None:
+        self._pack = msgpack.Packer().pack
 
     def head(self, chunk: Mapping[str, Any]) -> bytes:
         """See ``Framing``: the first frame, if chunks have anything in common."""
@@ -63,7 +70,7 @@ class MsgpackFraming:
     def text_template(self, sample: Mapping[str, Any]) -> MsgpackText:
         """See ``Framing``."""
         before, _, after = self.event(sample)[LENGTH_BYTES:].rpartition(msgpack.packb(PLACE))
-        return MsgpackText(before, after)
+        return MsgpackText(before, after, self._pack)
 
 
 def accepts_msgpack(accept: str | None) -> bool:

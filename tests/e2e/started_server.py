@@ -35,8 +35,7 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only ports and where step costs are kept differ, and gRPC is on
-    without HAProxy.
+    """One run of the shipped ``config.yaml``; only ports and where costs are kept differ, and gRPC is on.
 
     Args:
         folder: for the config and the log.
@@ -51,8 +50,7 @@ class StartedServer:
         config["http_options"]["port"] = self.port
         self.grpc_port = free_port()
         grpc_options = yaml.safe_load((ROOT / "configs" / "grpc.yaml").read_text())["grpc_options"]
-        if not has_haproxy:
-            config["grpc_options"] = {**grpc_options, "port": self.grpc_port}
+        config["grpc_options"] = {**grpc_options, "port": self.grpc_port}
         (application,) = config["applications"]
         application["args"]["block_scheduler"]["cost_folder"] = str(COSTS)
         path = folder / "config.yaml"
