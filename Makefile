@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit test-exhaustive lint format bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit test-exhaustive lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ lint: $(STAMP_TEST) $(STAMP_DEV) ## ruff check and format, codespell, mypy
 	@$(VENV)/bin/codespell
 	@$(VENV)/bin/mypy
 
+proto: $(STAMP_TEST) ## generate the gRPC code again after a change of generation.proto
+	@cd proto && ../$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. dflash_wire/v1/generation.proto
+
 format: $(STAMP_DEV) ## let ruff format and fix what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
@@ -115,6 +118,9 @@ bench-overhead: $(STAMP) ## cost of the two-actor design per cycle (ARGS=--help)
 
 bench-gateway: $(STAMP_TEST) ## CPU and latency of the gateway alone, beside a bare app (ARGS=--help)
 	@$(PY) -m loadtest.bench_gateway $(ARGS)
+
+bench-framing: $(STAMP) ## bytes and CPU of an event stream beside msgpack frames (ARGS=--help)
+	@$(PY) -m services.bench_framing $(ARGS)
 
 bench-step-cost: $(STAMP_TEST) ## how step time grows with rows, context and width, as docs/step-cost.svg
 	@$(PY) -m services.bench_step_cost --config $(CONFIG) --output docs/step-cost.json $(ARGS)

@@ -28,6 +28,7 @@ from gateway.errors import install_error_handlers
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestEnvelope
 from gateway.operations import operations_router
+from gateway.responses_endpoint import responses_router
 from gateway.state import GatewaySettings, GatewayState, StateProvider
 from gateway.token_endpoints import token_router
 
@@ -63,6 +64,7 @@ def create_app_from(
     install_error_handlers(app, metrics)
     app.add_middleware(RequestEnvelope, metrics=metrics, sends_request_id=sends_request_id)
     app.include_router(openai_router(provider, metrics))
+    app.include_router(responses_router(provider, metrics))
     app.include_router(operations_router(provider, metrics))
     app.include_router(token_router(provider))
     app.include_router(admin_router(provider))

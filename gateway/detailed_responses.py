@@ -109,13 +109,14 @@ class DetailedBuilder(ResponseBuilder):
     def _chunk(self, choice: Json) -> Json:
         chunk = super()._chunk(choice)
         if self._wants_running_usage:
-            usage = self._usage()
+            usage = self.usage()
             del usage["prompt_tokens_details"]  # the last chunk's: known when a sequence has ended
             chunk["usage"] = usage
         return chunk
 
-    def _usage(self) -> Json:
-        usage = super()._usage()
+    def usage(self) -> Json:
+        """See ``ResponseBuilder``; with reasoning tokens where reasoning is parsed."""
+        usage = super().usage()
         if any(plan.parse is not None and plan.parse.reasoning for plan in self._plans):
             num_tokens = sum(self._num_reasoning_tokens)
             usage["completion_tokens_details"] = {"reasoning_tokens": num_tokens}

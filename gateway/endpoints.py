@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.answers import make_builder
 from gateway.body import read_model
-from gateway.detailed_responses import DetailedBuilder
 from gateway.disconnect import until_disconnect
-from gateway.framing import Framing, SseFraming
 from gateway.generation import request_pieces
 from gateway.metrics import GatewayMetrics
+from gateway.msgpack_framing import choose_framing, object_response
 from gateway.parameters import ignored_fields_header
 from gateway.preparation import Prepared, new_response_id, prepare_chat, prepare_completion
-from gateway.responses import (
-    ChatShape,
-    CompletionShape,
-    ResponseBuilder,
-    ResponseHead,
-    ResponseShape,
-)
+from gateway.responses import ChatShape, CompletionShape, ResponseShape
 from gateway.schemas import (
     ChatCompletionBody,
     CompletionBody,
@@ -105,34 +97,14 @@ class _Answer:
 
     async def respond(self, body: GenerationBody, prepared: Prepared) -> Response:
         """Generate and return the response, or a response that generates while it streams."""
-        framing = SseFraming()
+        accept = self._request.headers.get("accept")
+        framing = choose_framing(accept)
         headers = ignored_fields_header(prepared.ignored)
-        builder = self._builder(body, prepared, framing)
+        builder = make_builder(self._state, body, prepared, self._shape, framing)
         pieces = request_pieces(self._state, prepared.plans, self._metrics, self._arrived)
         if body.stream:
             request_id = self._request.state.request_id
             events = builder.events(pieces)
             return EventStreamResponse(events, framing, self._metrics, request_id, headers)
         whole = await until_disconnect(self._request.receive, builder.whole(pieces))
-        return JSONResponse(whole, headers=headers)
-
-    def _builder(
-        self, body: GenerationBody, prepared: Prepared, framing: Framing
-    ) -> ResponseBuilder:
-        settings = self._state.settings
-        make: Callable[..., ResponseBuilder] = ResponseBuilder
-        if body.wants_running_usage or prepared.plans[0].is_detailed:
-            make = partial(
-                DetailedBuilder,
-                wants_running_usage=body.wants_running_usage,
-                tokenizer=self._state.tokenizer,
-            )
-        return make(
-            ResponseHead(prepared.response_id, settings.model_id, settings.system_fingerprint),
-            self._shape,
-            prepared.plans,
-            settings.default_policy,
-            wants_stats=body.wants_stats,
-            wants_usage_chunk=body.wants_usage_chunk,
-            framing=framing,
-        )
+        return object_response(whole, accept, headers=headers)

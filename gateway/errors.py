@@ -20,7 +20,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from dflash_wire.errors import (
     ClientError,
@@ -30,6 +30,7 @@ from dflash_wire.errors import (
     RetryableError,
 )
 from gateway.metrics import GatewayMetrics
+from gateway.msgpack_framing import object_response
 
 RETRY_AFTER_S = 1
 
@@ -72,12 +73,18 @@ def error_body(error: DFlashError) -> dict[str, Any]:
     }
 
 
-def error_response(error: DFlashError, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return ``error`` as a response; errors that may pass carry ``Retry-After``."""
+def error_response(
+    error: DFlashError, headers: dict[str, str] | None = None, accept: str | None = None
+) -> Response:
+    """Return ``error`` as a response; errors that may pass carry ``Retry-After``.
+
+    Args:
+        accept: the request's header of that name; JSON unless it asks for msgpack.
+    """
     extra = dict(headers or {})
     if isinstance(error, RetryableError):
         extra.setdefault("Retry-After", str(RETRY_AFTER_S))
-    return JSONResponse(error_body(error), status_code=error.status, headers=extra)
+    return object_response(error_body(error), accept, error.status, extra)
 
 
 def internal_error(request_id: str) -> DFlashError:
@@ -103,13 +110,14 @@ def install_error_handlers(app: FastAPI, metrics: GatewayMetrics) -> None:
     async def on_dflash_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, DFlashError)
         metrics.count_error(error.code)
-        return error_response(error)
+        return error_response(error, accept=request.headers.get("accept"))
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         translated = from_http_exception(error, request.method, request.url.path)
         metrics.count_error(translated.code)
-        return error_response(translated, dict(error.headers or {}))
+        accept = request.headers.get("accept")
+        return error_response(translated, dict(error.headers or {}), accept)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -117,7 +125,7 @@ def install_error_handlers(app: FastAPI, metrics: GatewayMetrics) -> None:
         where = ".".join(str(part) for part in first["loc"])
         translated = InvalidRequestError(f"{where}: {first['msg']}.", where)
         metrics.count_error(translated.code)
-        return error_response(translated)
+        return error_response(translated, accept=request.headers.get("accept"))
 
     app.add_exception_handler(DFlashError, on_dflash_error)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -37,7 +37,8 @@ class RequestEnvelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        request_id = choose_request_id(headers.get("x-request-id"))
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state[SEND_BODY] = send
@@ -60,7 +61,8 @@ class RequestEnvelope:
                 raise
             error = internal_error(request_id)
             self._metrics.count_error(error.code)
-            await error_response(error)(scope, receive, send_enveloped)
+            response = error_response(error, accept=headers.get("accept"))
+            await response(scope, receive, send_enveloped)
         finally:
             self._metrics.count_request(_endpoint(scope), status or CLIENT_CLOSED_REQUEST)
 

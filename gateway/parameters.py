@@ -95,9 +95,9 @@ def check_parameters(body: GenerationBody) -> list[str]:
         for name, value in extras.items():
             if name not in known:
                 ignored.append(prefix + name)
-            elif not _is_neutral(value, known[name]):
+            elif not is_neutral(value, known[name]):
                 place = prefix + name[:MAX_FIELD_CHARS]  # options of templates have any name
-                raise UnsupportedParameterError(_refusal(place, known[name]), place)
+                raise UnsupportedParameterError(refusal(place, known[name]), place)
     return list(dict.fromkeys(ignored))
 
 
@@ -120,7 +120,8 @@ def _places(
             yield f"tools[{index}].function.", tool.function.ignored, {}
 
 
-def _is_neutral(value: object, neutral: Neutral) -> bool:
+def is_neutral(value: object, neutral: Neutral) -> bool:
+    """Whether ``value`` asks for nothing."""
     if value is None:
         return True
     # True == 1 in Python, but ``n: true`` and ``logprobs: 0`` are not what was meant.
@@ -129,7 +130,8 @@ def _is_neutral(value: object, neutral: Neutral) -> bool:
     )
 
 
-def _refusal(name: str, neutral: Neutral) -> str:
+def refusal(name: str, neutral: Neutral) -> str:
+    """Say that a parameter is not supported, and which values are."""
     if not neutral:
         return f"{name} is not supported by this server; leave it out."
     allowed = " or ".join(repr(item) for item in neutral)

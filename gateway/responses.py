@@ -172,17 +172,25 @@ class ResponseBuilder:
         """Return the whole response; mutates, so call once."""
         async with aclosing(pieces):
             async for piece in pieces:
-                self._choices[piece.choice_index].text.append(piece.text)
-                self._take_detail(piece)
-                if piece.finish_reason is not None:
-                    self._choices[piece.choice_index].end(piece)
+                self.take(piece)
         choices = [self._whole_choice(*item) for item in enumerate(self._choices)]
         response = self._head.object(self._shape.whole_object, choices)
-        response["usage"] = self._usage()
+        response["usage"] = self.usage()
         response |= self._whole_extras()
         if self._wants_stats:
             response["dflash"] = self._stats()
         return response
+
+    def take(self, piece: TextPiece) -> None:
+        """Take in a piece of an answer that is not written as stream events. Mutates."""
+        self._choices[piece.choice_index].text.append(piece.text)
+        self._take_detail(piece)
+        if piece.finish_reason is not None:
+            self._choices[piece.choice_index].end(piece)
+
+    def wanted_stats(self) -> Json | list[Json] | None:
+        """Return the ``dflash`` object, one per choice if there are several; None if nobody wants it."""
+        return self._stats() if self._wants_stats else None
 
     async def events(self, pieces: TextPieces) -> AsyncGenerator[bytes, None]:
         """Yield the response as stream events, one write per piece; mutates, so call once."""
@@ -251,12 +259,13 @@ class ResponseBuilder:
 
     def _usage_event(self) -> bytes:
         chunk = self._head.object(self._shape.chunk_object, [])
-        chunk["usage"] = self._usage()
+        chunk["usage"] = self.usage()
         if self._wants_stats:
             chunk["dflash"] = self._stats()
         return self._framing.event(chunk)
 
-    def _usage(self) -> Json:
+    def usage(self) -> Json:
+        """Return what all choices have used so far."""
         # A prompt counts once, however many choices it has.
         prompts = [plan for plan in self._plans if plan.is_first_choice]
         num_prompt = sum(len(plan.request.prompt_token_ids) for plan in prompts)

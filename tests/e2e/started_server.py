@@ -35,7 +35,7 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only the port and where step costs are kept differ.
+    """One run of the shipped ``config.yaml``; only ports and where costs are kept differ, and gRPC is on.
 
     Args:
         folder: for the config and the log.
@@ -48,6 +48,9 @@ class StartedServer:
         self.segments_before = feature_segments()
         config = yaml.safe_load((ROOT / "config.yaml").read_text())
         config["http_options"]["port"] = self.port
+        self.grpc_port = free_port()
+        grpc_options = yaml.safe_load((ROOT / "configs" / "grpc.yaml").read_text())["grpc_options"]
+        config["grpc_options"] = {**grpc_options, "port": self.grpc_port}
         (application,) = config["applications"]
         application["args"]["block_scheduler"]["cost_folder"] = str(COSTS)
         path = folder / "config.yaml"

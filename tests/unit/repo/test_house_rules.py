@@ -24,6 +24,8 @@ IMPORT_NAMES = {
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
+    "grpcio-tools": "grpc_tools",
+    "protobuf": "google",
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }

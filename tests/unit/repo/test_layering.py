@@ -34,7 +34,8 @@ class Layer:
 
 BOTTOM = frozenset({"dflash_wire", "dflash_ops"})
 LAYERS = {
-    "dflash_wire": Layer("proto/dflash_wire", only=frozenset({"msgpack"})),
+    # protobuf and gRPC: what protoc makes of the public API.
+    "dflash_wire": Layer("proto/dflash_wire", only=frozenset({"msgpack", "google", "grpc"})),
     "dflash_ops": Layer(
         "proto/dflash_ops",
         ours=frozenset({"dflash_wire"}),
