@@ -7,7 +7,7 @@ prefix that is valid there is valid here.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
-from dflash_ops.fused_layer import packed_layers
+from dflash_ops.attention import AttentionRow, Reach, StepAttention, Visible, plan_attention
+from dflash_ops.fused_layer import PackedLayer, packed_layers
 from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.paging import PagedPool
-from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
+from drafter.convolution import packed_draft_layers
+from drafter.head import DraftHead
 from drafter.model import DraftModel
 from drafter.node_budget import add_trees
 from drafter.tree import DraftTree, grow_trees
@@ -43,6 +44,7 @@ class SlotRuns:
         """One per row, counting its slots from the first of these rows."""
         self.sizes: list[int] = []
         """Draft tokens that each row has verified at most."""
+        self.anchors: list[int] = []
 
     def add(self, first: int, num_slots: int, row: Row) -> None:
         """Append a row's slots, packed from ``first`` on. Mutates."""
@@ -52,6 +54,13 @@ class SlotRuns:
         )
         self.places += range(first, first + num_slots)
         self.sizes.append(row.width - 1)
+        self.anchors.append(row.token_ids[-1])
+
+    def behind(self, count: int) -> list[SamplingRun]:
+        """The runs where ``count`` other logits come first."""
+        if count == 0:
+            return self.runs
+        return [replace(r, start=r.start + count, end=r.end + count) for r in self.runs]
 
 
 class DrafterEngine:
@@ -86,10 +95,18 @@ class DrafterEngine:
     ) -> None:
         self.model = model
         self._context = ContextProjection(model)  # before the layers give their weights up
-        self._layers = packed_layers(model.layers)
+        self._has_convolutions = model.settings.convolution is not None
+        pack: Callable[..., Sequence[PackedLayer]] = packed_layers
+        if self._has_convolutions:
+            pack = packed_draft_layers
+        self._layers = pack(model.layers)
+        reaches = model.settings.reaches
+        self._reaches = None if set(reaches) == {Reach(visible=Visible.ALL)} else reaches
         self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
         self._norm = RootMeanSquareNorm.of(model.norm)
-        self._head = product_of(borrowed.head)
+        self._head = DraftHead(model, borrowed.head)
+        own_embedding = model.embed_tokens
+        self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
@@ -205,11 +222,19 @@ class DrafterEngine:
         heads_per_kv = config.num_attention_heads // int(
             config.num_key_value_heads or config.num_attention_heads
         )
-        step = plan_attention(attention_rows, heads_per_kv, self.pool)
+        step = plan_attention(attention_rows, heads_per_kv, self.pool, self._reaches)
+        if self._has_convolutions:
+            places = [place for row in rows for place in range(row.drafted_width)]
+            step.places = torch.tensor(places, device=device)
         hidden = self._pass(token_ids, positions, step)
-        logits = self._head(hidden[torch.tensor(chains.places + trees.places, device=device)])
+        hidden = hidden[torch.tensor(chains.places + trees.places, device=device)]
+        logits = self._head(hidden)
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
+        if self.model.candidate_selector is not None:
+            runs = chains.runs + trees.behind(len(chains.places))
+            anchors = chains.anchors + trees.anchors
+            logits = self.model.candidate_selector.rescore(hidden, logits, runs, anchors)
         drafts: list[Draft] = []
         if chains.runs:
             chosen: list[int] = choose_tokens(logits[: len(chains.places)], chains.runs).tolist()
@@ -224,7 +249,10 @@ class DrafterEngine:
         """Draft layers and final norm over packed block tokens: ``[T, H]``."""
         model, device = self.model, self.pool.device
         ids = torch.tensor(token_ids, device=device)
-        hidden = embedding(ids, self.borrowed.embedding) * model.embedding_scale
+        hidden = embedding(ids, self._embedding)
+        if model.mask_embedding is not None:
+            hidden[ids == model.mask_token_id] = model.mask_embedding
+        hidden = hidden * model.embedding_scale
         rotation = self._rotary.at(positions)
         for layer in self._layers:
             hidden = layer(hidden, rotation, step)

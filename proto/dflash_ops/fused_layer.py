@@ -9,7 +9,7 @@ Shape letters: T packed tokens, E hidden size, H query heads, G key/value heads,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ from dflash_ops.attention import StepAttention, attend_packed
 from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.products import joint_product
 from dflash_ops.rotary import Rotation
+
+
+class PackedLayer(Protocol):
+    """A decoder layer on packed rows."""
+
+    def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
+
 
 FUSIBLE_LAYERS = ("Qwen3DecoderLayer", "LlamaDecoderLayer")
 
@@ -55,8 +63,15 @@ class FusedDecoderLayer:
 
     def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
-        num_tokens, num_rotated = hidden.shape[0], self._num_heads + self._num_kv_heads
-        qkv = self._qkv.of_scaled(self._input_norm(hidden)).view(num_tokens, -1, self._head_dim)
+        qkv = self._qkv.of_scaled(self._input_norm(hidden))
+        hidden = self._out.added_to(hidden, self._attend(qkv, rotation, step))
+        gate, up = self._gate_up.of_scaled(self._mlp_norm(hidden)).chunk(2, dim=-1)
+        return self._down.added_to(hidden, self._activation(gate) * up)
+
+    def _attend(self, projected: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """Queries, keys and values side by side ``[T, *]`` -> attended ``[T, H * D]``."""
+        num_tokens, num_rotated = projected.shape[0], self._num_heads + self._num_kv_heads
+        qkv = projected.view(num_tokens, -1, self._head_dim)
         qk = qkv[:, :num_rotated]
         if self._qk_norm is not None:
             qk = self._qk_norm(qk)
@@ -69,9 +84,7 @@ class FusedDecoderLayer:
             self._layer_idx,
             self._scale,
         )
-        hidden = self._out.added_to(hidden, attended.reshape(num_tokens, -1))
-        gate, up = self._gate_up.of_scaled(self._mlp_norm(hidden)).chunk(2, dim=-1)
-        return self._down.added_to(hidden, self._activation(gate) * up)
+        return attended.reshape(num_tokens, -1)
 
 
 class PlainDecoderLayer:
@@ -86,7 +99,7 @@ class PlainDecoderLayer:
         return out
 
 
-def packed_layers(layers: Any) -> list[FusedDecoderLayer | PlainDecoderLayer]:
+def packed_layers(layers: Any) -> list[PackedLayer]:
     """Make a model's decoder layers callable on packed rows: fused where their kind is known."""
     return [
         FusedDecoderLayer(layer)
