@@ -40,7 +40,7 @@ def convolve(x: Tensor, base: Tensor, dynamic: Tensor, places: Tensor) -> Tensor
     """
     grouped = x.unflatten(-1, (dynamic.shape[-1], -1))  # [T, C, H / C]
     bases = base.unflatten(-1, (dynamic.shape[-1], -1))  # [S, C, H / C]
-    mixed = grouped * (bases[0] + dynamic[:, 0, :, None])
+    mixed: Tensor = grouped * (bases[0] + dynamic[:, 0, :, None])
     for tap in range(1, base.shape[0]):
         before = pad(grouped, (0, 0, 0, 0, tap, 0))[: x.shape[0]]
         is_inside = (places >= tap)[:, None, None]

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from dflash_ops.attention import AttentionRow, Reach, StepAttention, Visible, plan_attention
-from dflash_ops.fused_layer import PackedLayer, packed_layers
+from dflash_ops.family_layers import packed_layers
+from dflash_ops.fused_layer import PackedLayer
 from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.paging import PagedPool
 from dflash_ops.rotary import RotaryTables

@@ -140,13 +140,16 @@ def read_settings(config: Qwen3Config) -> DraftSettings:
             f"target_hidden_size is {target_hidden_size} but hidden_size is {config.hidden_size}; "
             "drafters of another width than their target are not supported yet"
         )
+    draft_block_size = int(draft_setting(config, "block_size", DEFAULT_DRAFT_BLOCK_SIZE))
+    if draft_block_size < 2:
+        raise ConfigError(f"block_size {draft_block_size} leaves no room for a draft token")
     draft_vocab_size = draft_setting(config, "draft_vocab_size")
     softcap = draft_setting(config, "final_logit_softcapping")
     num_target_layers = draft_setting(config, "num_target_layers")
     return DraftSettings(
         target_layer_ids=_target_layer_ids(config, num_target_layers),
         num_target_layers=num_target_layers,
-        draft_block_size=int(draft_setting(config, "block_size", DEFAULT_DRAFT_BLOCK_SIZE)),
+        draft_block_size=draft_block_size,
         mask_token_id=_mask_token_id(config),
         embedding_scale=_number(config, "input_embedding_scale"),
         output_multiplier=_number(config, "output_multiplier"),

@@ -141,8 +141,8 @@ def to_speculators(
         },
     }
     if settings.convolution is not None and settings.selector is not None:
-        sizes = (settings.convolution.kernel_size, settings.convolution.group_size)
-        sizes += (settings.selector.rank, settings.selector.top_k)
+        sizes = [settings.convolution.kernel_size, settings.convolution.group_size]
+        sizes += [settings.selector.rank, settings.selector.top_k]
         translated |= dict(zip(DFLASH_2_KEYS, sizes, strict=True))
     return translated
 

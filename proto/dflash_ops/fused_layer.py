@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops.attention import StepAttention, attend_packed
-from dflash_ops.norms import RootMeanSquareNorm
+from dflash_ops.norms import Norm, norm_of
 from dflash_ops.products import joint_product
 from dflash_ops.rotary import Rotation
 
@@ -27,9 +27,6 @@ class PackedLayer(Protocol):
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
 
 
-FUSIBLE_LAYERS = ("Qwen3DecoderLayer", "LlamaDecoderLayer")
-
-
 class FusedDecoderLayer:
     """Inference-only forward of one Qwen3 or Llama decoder layer.
 
@@ -38,7 +35,7 @@ class FusedDecoderLayer:
     """
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self._layer_idx: int = attention.layer_idx
         self._scale: float = attention.scaling
         self._head_dim: int = attention.head_dim
@@ -46,27 +43,34 @@ class FusedDecoderLayer:
         self._num_kv_heads: int = attention.k_proj.weight.shape[0] // self._head_dim
         self._qkv = joint_product([attention.q_proj, attention.k_proj, attention.v_proj])
         self._out = joint_product([attention.o_proj])
+        self._input_norm = norm_of(layer.input_layernorm, self._qkv.input_scale)
+        self._qk_norm: Norm | None = None
+        if hasattr(attention, "q_norm"):
+            heads = [(attention.q_norm, self._num_heads), (attention.k_norm, self._num_kv_heads)]
+            self._qk_norm = norm_of(attention.q_norm, heads=heads)
+        self._sinks: Tensor | None = None
+        self._fuse_mlp(layer)
+
+    def _fuse_mlp(self, layer: Any) -> None:
+        """Take the MLP and the norm in front of it."""
+        self._fuse_gated(layer.mlp, layer.post_attention_layernorm)
+
+    def _fuse_gated(self, mlp: Any, norm: Any) -> None:
         self._gate_up = joint_product([mlp.gate_proj, mlp.up_proj])
         self._down = joint_product([mlp.down_proj])
         self._activation = mlp.act_fn
-        self._input_norm = RootMeanSquareNorm.of(layer.input_layernorm, self._qkv.input_scale)
-        self._mlp_norm = RootMeanSquareNorm.of(
-            layer.post_attention_layernorm, self._gate_up.input_scale
-        )
-        self._qk_norm: RootMeanSquareNorm | None = None
-        if hasattr(attention, "q_norm"):
-            q_weight = attention.q_norm.weight.detach().expand(self._num_heads, -1)
-            k_weight = attention.k_norm.weight.detach().expand(self._num_kv_heads, -1)
-            self._qk_norm = RootMeanSquareNorm(
-                torch.cat([q_weight, k_weight]), attention.q_norm.variance_epsilon
-            )
+        self._mlp_norm = norm_of(norm, self._gate_up.input_scale)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
-        qkv = self._qkv.of_scaled(self._input_norm(hidden))
-        hidden = self._out.added_to(hidden, self._attend(qkv, rotation, step))
+        hidden = self._attended(hidden, rotation, step)
         gate, up = self._gate_up.of_scaled(self._mlp_norm(hidden)).chunk(2, dim=-1)
         return self._down.added_to(hidden, self._activation(gate) * up)
+
+    def _attended(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """The attention sublayer with its residual."""
+        qkv = self._qkv.of_scaled(self._input_norm(hidden))
+        return self._out.added_to(hidden, self._attend(qkv, rotation, step))
 
     def _attend(self, projected: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """Queries, keys and values side by side ``[T, *]`` -> attended ``[T, H * D]``."""
@@ -83,6 +87,7 @@ class FusedDecoderLayer:
             step,
             self._layer_idx,
             self._scale,
+            self._sinks,
         )
         return attended.reshape(num_tokens, -1)
 
@@ -97,13 +102,3 @@ class PlainDecoderLayer:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
         out: Tensor = self._layer(hidden[None], position_embeddings=rotation.pair, step=step)[0]
         return out
-
-
-def packed_layers(layers: Any) -> list[PackedLayer]:
-    """Make a model's decoder layers callable on packed rows: fused where their kind is known."""
-    return [
-        FusedDecoderLayer(layer)
-        if type(layer).__name__ in FUSIBLE_LAYERS
-        else PlainDecoderLayer(layer)
-        for layer in layers
-    ]

@@ -211,6 +211,8 @@ PAIRS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "qwen3": ("qwen3", 1, 3, {}),
     "llama": ("llama", 7, 1, {}),
     "sliding": ("qwen3", 1, 2, {**SLIDING, "layer_types": MIXED}),
+    "gemma3": ("gemma3", 3, 2, {"input_embedding_scale": HIDDEN**0.5}),
+    "gpt_oss": ("gpt_oss", 3, 1, {}),
     "second": ("qwen3", 1, 2, {**SLIDING, "layer_types": MIXED, "is_causal": False, **SECOND}),
 }
 

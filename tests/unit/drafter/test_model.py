@@ -145,6 +145,7 @@ def test_what_layers_see(
         ({**MIXED, "use_sliding_window": False}, "slide but there is no window"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"target_hidden_size": 48}, "target_hidden_size is 48 but hidden_size is 32"),
+        ({"block_size": 1}, "block_size 1 leaves no room"),
         ({"conv_kernel_size": 2}, "conv_kernel_size 2, conv_group_size None"),
         ({"conv_kernel_size": 2, "conv_group_size": 5}, "conv_group_size 5 does not divide"),
         ({"selector_rank": 4, "selector_top_k": 65}, "selector_top_k 65 is larger"),
