@@ -228,9 +228,14 @@ def _check_rope(config: Qwen3Config) -> None:
     if kind not in ROPE_TYPES:
         reason = " (it depends on who shares the batch)" if kind in PASS_DEPENDENT_ROPES else ""
         raise ConfigError(f"draft rope type {kind!r} is not supported yet{reason}")
-    for key, whole in (("partial_rotary_factor", 1.0), ("rope_dim", config.head_dim)):
+    # With plain rope a factor is what came along from the target's config, and nobody applies it.
+    whole_factor = (None, 1.0, rope.get("partial_rotary_factor") if kind == "default" else None)
+    for key, whole in (
+        ("partial_rotary_factor", whole_factor),
+        ("rope_dim", (None, config.head_dim)),
+    ):
         value = rope.pop(key, None)
-        if value not in (None, whole):
+        if value not in whole:
             raise ConfigError(f"draft rope key {key!r} is not supported yet with value {value!r}")
     if unknown := set(rope) - ROPE_KEYS:
         raise ConfigError(f"draft rope keys {sorted(unknown)} are not known")

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, Qwen3Config
 from dflash_wire.errors import ConfigError
 from drafter.settings import NEUTRAL_VALUES
 
-ROPE_SOURCES = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+ROPE_SOURCES = frozenset({"partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta"})
 DECODER_KEYS = frozenset(field.name for field in fields(Qwen3Config)) | ROPE_SOURCES
 """What a Qwen3 decoder is described by; ``Qwen3DecoderLayer`` reads them."""
 GENERAL_KEYS = frozenset(PreTrainedConfig().to_dict()) | frozenset(

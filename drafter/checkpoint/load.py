@@ -13,8 +13,9 @@ from dflash_wire.errors import ConfigError
 from drafter.checkpoint.files import Checkpoint, read_checkpoint
 from drafter.model import DraftModel
 
+OWN_HEAD = "has_own_lm_head"
 OWN_TENSORS = {
-    "has_own_lm_head": "lm_head.weight",
+    OWN_HEAD: "lm_head.weight",
     "has_own_embed_tokens": "embed_tokens.weight",
 }
 DFLASH_2_TENSORS = ("_conv.", "candidate_selector.")
@@ -28,8 +29,6 @@ def load_draft_model(path: Path, dtype: torch.dtype, attn_implementation: str) -
             not implemented.
     """
     model = build_model(read_checkpoint(path), attn_implementation, str(path))
-    if model.mask_embedding is not None:
-        model.mask_embedding = model.mask_embedding.to(dtype)
     return model.to(dtype).eval()
 
 

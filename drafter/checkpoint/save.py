@@ -19,7 +19,7 @@ from drafter.checkpoint.files import (
     Z_LAB,
     Checkpoint,
 )
-from drafter.checkpoint.load import OWN_TENSORS, build_model
+from drafter.checkpoint.load import OWN_HEAD, OWN_TENSORS, build_model
 from drafter.checkpoint.speculators import to_speculators
 from drafter.checkpoint.zlab import architecture_of
 from drafter.model import DraftModel
@@ -66,7 +66,8 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     """Write a checkpoint in one of ``LAYOUTS``; tensors keep their types.
 
     Raises:
-        ConfigError: the checkpoint is not consistent, or the layout cannot express it.
+        ConfigError: the checkpoint is not consistent, the layout cannot express it, or the folder has other
+            weights.
     """
     model = build_model(checkpoint, ANY_ATTENTION, str(path))
     dtype = checkpoint.tensors["fc.weight"].dtype
@@ -84,8 +85,8 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     elif model.settings.num_target_layers is None:
         raise ConfigError("z-lab's layout says how many layers the target has: name the target")
     else:
-        stored |= _zlab_values(checkpoint.values)
-    path.mkdir(parents=True, exist_ok=True)
+        stored |= _zlab_values(checkpoint)
+    _make_room(path)
     (path / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
@@ -98,8 +99,24 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         torch.save(side, path / MASK_EMBEDDING)
 
 
-def _zlab_values(values: dict[str, Any]) -> dict[str, Any]:
-    """A config without what its tensors say; everything else as it was, except how it was stored."""
-    kept = {key: value for key, value in values.items() if key not in ("dtype", "torch_dtype")}
-    kept = {key: value for key, value in kept.items() if key not in OWN_TENSORS}
+def _make_room(path: Path) -> None:
+    """Create the folder, or take out what would be read beside the new files.
+
+    Raises:
+        ConfigError: it has weights under other names.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    (path / MASK_EMBEDDING).unlink(missing_ok=True)
+    others = [file.name for file in path.glob("*.safetensors*") if file.name != WEIGHTS]
+    if others:
+        raise ConfigError(f"{path} has other weights, which would be read too: {sorted(others)}")
+
+
+def _zlab_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config as it was, except for what says how tensors are stored."""
+    values = checkpoint.values
+    dropped = {"dtype", "torch_dtype", *OWN_TENSORS}
+    kept = {key: value for key, value in values.items() if key not in dropped}
+    if OWN_TENSORS[OWN_HEAD] in checkpoint.tensors:
+        kept[OWN_HEAD] = True  # other servers look for it
     return {**kept, "architectures": [architecture_of(values)], "model_type": "qwen3"}

@@ -13,6 +13,11 @@ from drafter.borrowed import load_borrowed_weights
 from drafter.checkpoint.files import SPECULATORS, Checkpoint
 
 TEXT = "text_config"
+SHARED = {
+    "hidden_size": "hidden_size",
+    "vocab_size": "vocab_size",
+    "num_target_layers": "num_hidden_layers",
+}
 
 
 def _target_config(target: Path) -> dict[str, Any]:
@@ -27,15 +32,14 @@ def target_values(target: Path) -> dict[str, int]:
     """The values of a target's config that its drafters must share.
 
     Raises:
-        ConfigError: there is no config.
+        ConfigError: there is no config, or it lacks one.
     """
     values = _target_config(target)
     text = values.get(TEXT, values)
-    return {
-        "hidden_size": text["hidden_size"],
-        "vocab_size": text["vocab_size"],
-        "num_target_layers": text["num_hidden_layers"],
-    }
+    missing = [key for key in SHARED.values() if key not in text]
+    if missing:
+        raise ConfigError(f"{target / 'config.json'} has no {', '.join(missing)}")
+    return {name: int(text[key]) for name, key in SHARED.items()}
 
 
 def complete_with(checkpoint: Checkpoint, target: Path, layout: str) -> None:

@@ -333,6 +333,15 @@ def test_mask_embedding(tmp_path: Path) -> None:
     for layout in (Z_LAB, SPECULATORS):
         write_checkpoint(read_checkpoint(tmp_path / "a"), tmp_path / layout, layout)
         assert_same_model(load(tmp_path / layout), model, depth=layout == Z_LAB)
+    write_checkpoint(read_checkpoint(tmp_path / "a"), tmp_path / "over", Z_LAB)
+    (tmp_path / "over" / "model-2.safetensors").touch()
+    with pytest.raises(ConfigError, match="has other weights, which would be read too"):
+        write_checkpoint(read_checkpoint(tmp_path / "a"), tmp_path / "over", Z_LAB)
+    (tmp_path / "over" / "model-2.safetensors").unlink()
+    without = read_checkpoint(tmp_path / "a")
+    without.mask_embedding = None
+    write_checkpoint(without, tmp_path / "over", Z_LAB)
+    assert load(tmp_path / "over").mask_embedding is None
     for broken, message in (
         ({"embedding": embedding, "per_position": True}, "per position"),
         ({"embedding": embedding, "mask_token_id": 5}, "is for mask_token_id 5, but .* says 63"),

@@ -46,6 +46,7 @@ CYCLES = [(9, 6), (1, 6), (4, 3), (6, 6), (2, 2)]
 
 SLIDING = {"sliding_window": 5, "use_sliding_window": True}
 MIXED = ["full_attention", "sliding_attention"]
+ROPE = {"rope_type": "default", "rope_theta": 90.0}
 SECOND = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
 
 
@@ -74,6 +75,15 @@ def load_reference(path: Path) -> Any:
         (5, 4, 2, {"causal": None}, {**SLIDING, "layer_types": MIXED[1:] * 5}),
         (2, 4, 1, {}, {**SLIDING, "layer_types": MIXED, "is_causal": False}),
         (2, 4, 2, {}, {**SLIDING, "layer_types": MIXED, "is_causal": True}),
+        (2, 4, 2, {}, {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}}),
+        (1, 4, 2, {}, {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0}}),
+        (
+            1,
+            4,
+            2,
+            {},
+            {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+        ),
         (1, 6, 3, {"output_multiplier": 0.4, "final_logit_softcapping": 1.5}, {}),
     ],
 )

@@ -167,7 +167,10 @@ ROPE = {"rope_theta": 500.0, "rope_type": "default"}
     [
         ({**ROPE, "rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic'.*who shares"),
         ({**ROPE, "rope_dim": 4}, "'rope_dim'"),
-        ({**ROPE, "partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        (
+            {**ROPE, "rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.5},
+            "'partial_rotary_factor'",
+        ),
         ({**ROPE, "twist": 1}, "twist"),
     ],
 )

@@ -106,6 +106,14 @@ def test_corpora_that_are_wrong(
         count_tokens([write_lines(tmp_path / "a.jsonl", line)], target, VOCAB)
 
 
+def test_a_target_that_is_none(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
+    assert main(["inspect", str(path), "--target", str(tmp_path)]) == 1
+    assert "config.json is missing" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"hidden_size": 32, "text_config": {"vocab_size": 3}}')
+    assert main(["inspect", str(path), "--target", str(tmp_path)]) == 1
+    assert "has no hidden_size, num_hidden_layers" in capsys.readouterr().err
+
+
 def test_endings(target: Path, tmp_path: Path) -> None:
     assert ending_tokens(target) == {60, 61}
     assert ending_tokens(tmp_path) == set()
@@ -190,6 +198,8 @@ def test_an_own_head_is_trimmed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     small = trimmed(checkpoint, KEPT)
     assert torch.equal(small.tensors["lm_head.weight"], checkpoint.tensors["lm_head.weight"][KEPT])
     write_checkpoint(small, tmp_path / "small", Z_LAB)
+    values = read_checkpoint(tmp_path / "small").values
+    assert (values["has_own_lm_head"], values["draft_vocab_size"]) == (True, len(KEPT))
     nowhere = random_weights()
     nowhere.head.zero_()
     engine = make_engine(tmp_path / "small", nowhere)
