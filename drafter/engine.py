@@ -7,7 +7,7 @@ prefix that is valid there is valid here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -97,10 +97,11 @@ class DrafterEngine:
         self.model = model
         self._context = ContextProjection(model)  # before the layers give their weights up
         self._has_convolutions = model.settings.convolution is not None
-        pack: Callable[..., Sequence[PackedLayer]] = packed_layers
-        if self._has_convolutions:
-            pack = packed_draft_layers
-        self._layers = pack(model.layers)
+        self._layers: Sequence[PackedLayer] = (
+            packed_draft_layers(model.layers)
+            if self._has_convolutions
+            else packed_layers(model.layers)
+        )
         reaches = model.settings.reaches
         self._reaches = None if set(reaches) == {Reach(visible=Visible.ALL)} else reaches
         self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
