@@ -9,7 +9,7 @@ Shape letters: n slots of all rows, V vocabulary, H hidden, Z rank, K candidates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from dflash_ops.sampling import SamplingRun, choose_tokens, largest_scores
 from drafter.settings import SelectorSettings
+
+Choose = Callable[[Tensor, Sequence[SamplingRun]], Tensor]
+"""``choose_tokens`` or what stands for it: logits ``[T, V]`` and runs that cover them to ids ``[T]``."""
 
 
 class CandidateSelector(nn.Module):
@@ -32,11 +35,16 @@ class CandidateSelector(nn.Module):
             nn.init.normal_(table, std=0.02)
 
     def rescore(
-        self, hidden: Tensor, logits: Tensor, runs: Sequence[SamplingRun], anchors: Sequence[int]
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        runs: Sequence[SamplingRun],
+        anchors: Sequence[int],
+        choose: Choose = choose_tokens,
     ) -> Tensor:
         """Logits of every slot given the tokens that these very logits yield for the slots before it.
 
-        So ``choose_tokens`` on the result gives the walked path, whatever the sampling parameters, and who
+        So ``choose`` on the result gives the walked path, whatever the sampling parameters, and who
         wants the distribution of a slot finds the one that its token was drawn from. A tree grown from them
         has the likeliest siblings along that path.
 
@@ -45,6 +53,7 @@ class CandidateSelector(nn.Module):
             logits: ``[n, V]``; tokens at -inf are never candidates.
             runs: one per row, its slots in order; together they cover the logits.
             anchors: one per row, the token before its first slot.
+            choose: how a slot's token is chosen, of every row for itself.
 
         Returns:
             ``[n, V]``; -inf for all but the candidates.
@@ -66,9 +75,7 @@ class CandidateSelector(nn.Module):
             # Of fewer tokens than candidates the rest are removed ones, and stay so.
             mine.masked_fill_(logits[places] == -torch.inf, -torch.inf)
             rescored[places] = mine
-            before[rows] = choose_tokens(
-                mine, [_one(runs[i], slot, n) for n, i in enumerate(walked)]
-            )
+            before[rows] = choose(mine, [_one(runs[i], slot, n) for n, i in enumerate(walked)])
         return rescored
 
 

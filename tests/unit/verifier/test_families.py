@@ -121,3 +121,12 @@ def test_wide_steps_equal_plain_decoding(
     assert steps < NUM_NEW / 2, "drafts were hardly ever accepted"
     check_against_reference(wide, other, model)
     wide.check_untouched([other])
+
+
+@torch.inference_mode()
+def test_logits(target: tuple[Path, Any]) -> None:
+    """Scales and caps do not change a greedy choice, so it cannot show them."""
+    path, model = target
+    output = model(torch.tensor([PROMPT]), output_hidden_states=True)
+    ours = Harness(path, TAPS).engine.target.logits(output.hidden_states[-1][0])
+    torch.testing.assert_close(ours, output.logits[0], atol=1e-5, rtol=1e-5)
