@@ -51,12 +51,12 @@ $(STAMP): pyproject.toml constraints.txt | $(PY)
 	@$(PIP) --editable .
 	@touch $@
 
-# The public `dflash` package is only a reference for tests and `make bench`. It pins another
-# transformers, so it comes without its dependencies.
+# The public `dflash` package is only a reference for tests and `make bench`, `speculators` for tests. They pin
+# other versions of transformers, so they come without their dependencies.
 $(STAMP_TEST): $(STAMP)
 	@echo "Installing what the tests need"
 	@$(PIP) --editable '.[test]'
-	@$(PIP) --no-deps dflash==0.1.0
+	@$(PIP) --no-deps dflash==0.1.0 speculators==0.9.0
 	@touch $@
 
 $(STAMP_DEV): $(STAMP)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
-from dflash_ops.fused_layer import packed_layers
+from dflash_ops.attention import AttentionRow, Reach, StepAttention, Visible, plan_attention
+from dflash_ops.family_layers import packed_layers
+from dflash_ops.fused_layer import PackedLayer
 from dflash_ops.norms import RootMeanSquareNorm
 from dflash_ops.paging import PagedPool
-from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.processors import DraftBias
@@ -27,6 +27,8 @@ from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
 from drafter.biases import apply_biases
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
+from drafter.convolution import packed_draft_layers
+from drafter.head import DraftHead
 from drafter.model import DraftModel
 from drafter.node_budget import add_trees
 from drafter.proposals import SampledDraft, sample_drafts
@@ -48,6 +50,7 @@ class SlotRuns:
         """Draft tokens that each row has verified at most."""
         self.biases: list[tuple[SamplingRun, DraftBias]] = []
         """Of rows that have any."""
+        self.anchors: list[int] = []
 
     def add(self, first: int, num_slots: int, row: Row) -> None:
         """Append a row's slots, packed from ``first`` on. Mutates."""
@@ -59,6 +62,13 @@ class SlotRuns:
         self.sizes.append(row.width - 1)
         if row.extras is not None and row.extras.draft_bias is not None:
             self.biases.append((self.runs[-1], row.extras.draft_bias))
+        self.anchors.append(row.token_ids[-1])
+
+    def behind(self, count: int) -> list[SamplingRun]:
+        """The runs where ``count`` other logits come first."""
+        if count == 0:
+            return self.runs
+        return [replace(r, start=r.start + count, end=r.end + count) for r in self.runs]
 
 
 class DrafterEngine:
@@ -93,10 +103,19 @@ class DrafterEngine:
     ) -> None:
         self.model = model
         self._context = ContextProjection(model)  # before the layers give their weights up
-        self._layers = packed_layers(model.layers)
+        self._has_convolutions = model.settings.convolution is not None
+        self._layers: Sequence[PackedLayer] = (
+            packed_draft_layers(model.layers)
+            if self._has_convolutions
+            else packed_layers(model.layers)
+        )
+        reaches = model.settings.reaches
+        self._reaches = None if set(reaches) == {Reach(visible=Visible.ALL)} else reaches
         self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
         self._norm = RootMeanSquareNorm.of(model.norm)
-        self._head = product_of(borrowed.head)
+        self._head = DraftHead(model, borrowed.head)
+        own_embedding = model.embed_tokens
+        self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
@@ -214,13 +233,21 @@ class DrafterEngine:
         heads_per_kv = config.num_attention_heads // int(
             config.num_key_value_heads or config.num_attention_heads
         )
-        step = plan_attention(attention_rows, heads_per_kv, self.pool)
+        step = plan_attention(attention_rows, heads_per_kv, self.pool, self._reaches)
+        if self._has_convolutions:
+            places = [place for row in rows for place in range(row.drafted_width)]
+            step.places = torch.tensor(places, device=device)
         hidden = self._pass(token_ids, positions, step)
-        logits = self._head(hidden[torch.tensor(chains.places + trees.places, device=device)])
+        hidden = hidden[torch.tensor(chains.places + trees.places, device=device)]
+        logits = self._head(hidden)
         # The mask token is a reserved id: the target never emits it, so neither may a draft.
         logits[:, self.model.mask_token_id] = -torch.inf
         apply_biases(logits, chains.biases)
         apply_biases(logits[len(chains.places) :], trees.biases)
+        if self.model.candidate_selector is not None:
+            runs = chains.runs + trees.behind(len(chains.places))
+            anchors = chains.anchors + trees.anchors
+            logits = self.model.candidate_selector.rescore(hidden, logits, runs, anchors)
         drafts: list[Draft] = []
         if chains.runs:
             chosen: list[int] = choose_tokens(logits[: len(chains.places)], chains.runs).tolist()
@@ -243,7 +270,10 @@ class DrafterEngine:
         """Draft layers and final norm over packed block tokens: ``[T, H]``."""
         model, device = self.model, self.pool.device
         ids = torch.tensor(token_ids, device=device)
-        hidden = embedding(ids, self.borrowed.embedding) * model.embedding_scale
+        hidden = embedding(ids, self._embedding)
+        if model.mask_embedding is not None:
+            hidden[ids == model.mask_token_id] = model.mask_embedding
+        hidden = hidden * model.embedding_scale
         rotation = self._rotary.at(positions)
         for layer in self._layers:
             hidden = layer(hidden, rotation, step)

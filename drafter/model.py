@@ -1,4 +1,4 @@
-"""The DFlash draft model in z-lab's checkpoint layout.
+"""The DFlash draft model: its layers, and the features that reach them.
 
 A draft layer *is* a transformers decoder layer: what makes it DFlash is where its attention finds
 the context. Context keys and values come from target features through the layer's own ``k_proj``,
@@ -6,19 +6,18 @@ the context. Context keys and values come from target features through the layer
 function is the caller's business (a paged pool when serving, a dense tensor when training), through
 keyword arguments that the layers pass on.
 
-Source: arXiv 2602.06036 section 4; tensor names and config keys as published by z-lab.
+Source: arXiv 2602.06036 section 4; tensor names as published by z-lab (``drafter.checkpoint`` reads and
+writes them).
 
-Shape letters: T tokens, H hidden, K tapped target layers, L draft layers, G key/value heads, D head size.
+Shape letters: T tokens, H hidden, K tapped target layers, L draft layers, G key/value heads, D head size,
+V target vocabulary, v draft vocabulary.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
@@ -29,41 +28,15 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from dflash_wire.errors import ConfigError
+from drafter.convolution import ConvolvedDecoderLayer
+from drafter.selector import CandidateSelector
+from drafter.settings import default_target_layer_ids, draft_setting, read_settings
 
-DEFAULT_DRAFT_BLOCK_SIZE = 16
-ARCHITECTURE = "DFlashDraftModel"
-UNSUPPORTED_KEYS = (
-    "attention_sink_bias",
-    "causal",
-    "conv_kernel_size",
-    "draft_vocab_size",
-    "final_logit_softcapping",
-    "has_own_lm_head",
-    "projector_type",
-    "selector_rank",
-    "use_gemma_norm",
-    "use_swa",
-)
-UNSUPPORTED_SCALES = ("attention_value_scale", "output_multiplier")
-
-
-def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
-    """Return the 0-based target layers tapped when a config names none: spread over 1..depth-3."""
-    if num_draft_layers == 1:
-        return [num_target_layers // 2]
-    first, last = 1, num_target_layers - 3
-    step = (last - first) / (num_draft_layers - 1)
-    return [round(first + i * step) for i in range(num_draft_layers)]
-
-
-def draft_setting(config: Qwen3Config, name: str, default: Any = None) -> Any:
-    """Look a DFlash key up in ``dflash_config`` first, then at top level."""
-    nested = getattr(config, "dflash_config", None) or {}
-    return nested.get(name, getattr(config, name, default))
+__all__ = ["DraftModel", "default_target_layer_ids", "draft_setting"]
 
 
 class DraftModel(nn.Module):
-    """Draft layers, feature projection and norms; embedding and head are the target's.
+    """Draft layers, feature projection and norms; embedding and head are the target's unless it has its own.
 
     ``config._attn_implementation`` names a function in transformers' attention registry; it receives
     the keyword arguments given to ``forward``.
@@ -72,25 +45,55 @@ class DraftModel(nn.Module):
         ConfigError: the config has a key whose meaning this version does not implement.
     """
 
+    d2t: Tensor | None
+    """``[v]`` int64: what to add to a draft token's number to get the target's id."""
+    mask_embedding: Tensor | None
+    """``[H]``, instead of the mask token's row of the embedding table."""
+
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
-        _refuse_unsupported(config)
+        settings = read_settings(config)
         self.config = config
-        self.target_layer_ids: list[int] = list(
-            draft_setting(config, "target_layer_ids")
-            or default_target_layer_ids(config.num_target_layers, config.num_hidden_layers)
-        )
-        self.draft_block_size = int(draft_setting(config, "block_size", DEFAULT_DRAFT_BLOCK_SIZE))
-        self.mask_token_id = int(draft_setting(config, "mask_token_id"))
-        self.embedding_scale = float(draft_setting(config, "input_embedding_scale", 1.0))
+        self.settings = settings
+        self.target_layer_ids = settings.target_layer_ids
+        self.draft_block_size = settings.draft_block_size
+        self.mask_token_id = settings.mask_token_id
+        self.embedding_scale = settings.embedding_scale
         hidden = config.hidden_size
-        self.layers = nn.ModuleList(
-            [Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList([self._layer(i) for i in range(config.num_hidden_layers)])
         self.fc = nn.Linear(len(self.target_layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = Qwen3RMSNorm(hidden, eps=config.rms_norm_eps)
         self.norm = Qwen3RMSNorm(hidden, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.candidate_selector: CandidateSelector | None = None
+        if settings.selector is not None:
+            self.candidate_selector = CandidateSelector(
+                config.vocab_size, hidden, settings.selector
+            )
+        draft_vocab_size = settings.draft_vocab_size
+        self.lm_head: nn.Linear | None = None
+        if settings.has_own_head:
+            self.lm_head = nn.Linear(hidden, draft_vocab_size or config.vocab_size, bias=False)
+        self.embed_tokens: nn.Embedding | None = None
+        if settings.has_own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        offsets = None
+        if draft_vocab_size is not None:
+            offsets = torch.zeros(draft_vocab_size, dtype=torch.int64)
+        self.register_buffer("d2t", offsets)
+        self.register_buffer("mask_embedding", None, persistent=False)
+
+    def _layer(self, index: int) -> Qwen3DecoderLayer:
+        convolution = self.settings.convolution
+        if convolution is None:
+            return Qwen3DecoderLayer(self.config, index)
+        return ConvolvedDecoderLayer(self.config, index, convolution)
+
+    def draft_token_ids(self) -> Tensor | None:
+        """The target's ids of the draft vocabulary ``[v]``, ascending; None when it is the target's own."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
     def project(self, features: Tensor) -> Tensor:
         """Target features ``[T, K*H]`` -> context ``[T, H]``, shared by all layers."""
@@ -119,7 +122,7 @@ class DraftModel(nn.Module):
         return torch.stack(per_layer)
 
     def forward(self, embeddings: Tensor, positions: Tensor, **attention: Any) -> Tensor:
-        """Run the draft layers over block tokens.
+        """Run the draft layers over block tokens, as training does.
 
         Args:
             embeddings: ``[1, T, H]`` target embeddings of anchors and mask tokens (unscaled).
@@ -129,7 +132,11 @@ class DraftModel(nn.Module):
         Returns:
             ``[1, T, H]`` after the final norm. Row k of a block predicts the token *at* its own
             position; the anchor's row predicts nothing.
+
+        Raises:
+            ConfigError: this drafter has parts that only serving implements.
         """
+        self.check_trainable()
         hidden = embeddings * self.embedding_scale
         position_embeddings = self.rotary_emb(hidden, positions)
         for layer in self.layers:
@@ -137,82 +144,22 @@ class DraftModel(nn.Module):
         normed: Tensor = self.norm(hidden)
         return normed
 
+    def check_trainable(self) -> None:
+        """Refuse drafters that training would take for plain ones.
 
-def _refuse_unsupported(config: Qwen3Config) -> None:
-    """Keys that change semantics are an error, never ignored."""
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"} or getattr(config, "is_causal", None):
-        raise ConfigError(
-            f"draft layers of types {sorted(layer_types)} are not supported yet; "
-            "only bidirectional full_attention drafters are"
-        )
-    for key in UNSUPPORTED_KEYS:
-        if draft_setting(config, key):
-            raise ConfigError(f"draft config key {key!r} is not supported yet")
-    for key in UNSUPPORTED_SCALES:
-        if float(draft_setting(config, key, 1.0)) != 1.0:
-            raise ConfigError(f"draft config key {key!r} other than 1.0 is not supported yet")
-    mask_token_id = draft_setting(config, "mask_token_id")
-    if mask_token_id is None:
-        raise ConfigError("the draft config has no dflash_config.mask_token_id")
-    if not 0 <= int(mask_token_id) < config.vocab_size:
-        raise ConfigError(
-            f"mask_token_id {mask_token_id} is outside the vocabulary of {config.vocab_size} tokens"
-        )
-    if getattr(config, "num_target_layers", None) is None:
-        raise ConfigError("the draft config has no num_target_layers")
-
-
-def save_draft_model(model: DraftModel, path: Path, dtype: torch.dtype) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in z-lab's layout."""
-    path.mkdir(parents=True, exist_ok=True)
-    config = model.config.to_dict()
-    config.update(
-        architectures=[ARCHITECTURE],
-        block_size=model.draft_block_size,
-        dtype=str(dtype).removeprefix("torch."),
-        dflash_config={
-            **(getattr(model.config, "dflash_config", None) or {}),
-            "mask_token_id": model.mask_token_id,
-            "target_layer_ids": model.target_layer_ids,
-        },
-    )
-    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    tensors = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-
-
-def load_draft_model(path: Path, dtype: torch.dtype, attn_implementation: str) -> DraftModel:
-    """Load a local z-lab DFlash checkpoint (safetensors only).
-
-    Raises:
-        ConfigError: files are missing, or tensors do not match the config.
-    """
-    config_path = path / "config.json"
-    if not config_path.is_file():
-        raise ConfigError(f"no draft checkpoint at {path}: config.json is missing")
-    try:
-        values = json.loads(config_path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{config_path} is not JSON: {error}") from error
-    if values.get("architectures") != [ARCHITECTURE]:
-        raise ConfigError(
-            f"{config_path}: architectures is {values.get('architectures')}, expected ['{ARCHITECTURE}']"
-        )
-    config = Qwen3Config.from_dict(values)
-    config._attn_implementation = attn_implementation
-    model = DraftModel(config)
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"no *.safetensors in {path}")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors.update(load_file(file))
-    tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
-    try:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:  # a shape differs
-        raise ConfigError(f"{path}: tensors do not match config.json: {error}") from error
-    if missing or unexpected:
-        raise ConfigError(f"{path}: missing tensors {missing}, unexpected tensors {unexpected}")
-    return model.to(dtype).eval()
+        Raises:
+            ConfigError: names what is in the way.
+        """
+        settings = self.settings
+        for is_there, what in (
+            (not settings.is_plain, "causal or sliding layers, or convolutions"),
+            (settings.selector is not None, "a candidate selector"),
+            (
+                settings.output_multiplier != 1.0 or settings.logit_softcap,
+                "scaled or capped logits",
+            ),
+            (settings.has_own_head or settings.has_own_embedding, "a head or embedding of its own"),
+            (self.mask_embedding is not None, "a mask embedding"),
+        ):
+            if is_there:
+                raise ConfigError(f"drafters with {what} can be served, but not trained yet")

@@ -10,11 +10,12 @@ import torch
 from dflash_ops.attention import GATHERED
 from dflash_ops.paging import PagedPool
 from dflash_wire.drafters import DrafterLimits
-from dflash_wire.errors import ConfigError
 from dflash_wire.ports import EngineLimits
 from drafter.borrowed import load_borrowed_weights
+from drafter.checkpoint import load_draft_model
+from drafter.checkpoint.pairing import check_values, pair_values
 from drafter.engine import DrafterEngine
-from drafter.model import DraftModel, load_draft_model
+from drafter.model import DraftModel
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.target import TargetModel
@@ -39,13 +40,7 @@ def load_drafter(spec: EngineSpec, index: int = 0) -> DraftModel:
 
 def draft_facts(model: DraftModel) -> DraftFacts:
     """Describe a loaded draft model."""
-    config = model.config
-    values = {
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "num_target_layers": config.num_target_layers,
-    }
-    return DraftFacts(values, model.target_layer_ids, model.draft_block_size)
+    return DraftFacts(pair_values(model), model.target_layer_ids, model.draft_block_size)
 
 
 def union_taps(all_taps: Sequence[list[int]]) -> list[int]:
@@ -67,21 +62,12 @@ def check_pair(target: TargetModel, draft_config: dict[str, int], taps: list[int
     Raises:
         ConfigError: naming both values that differ.
     """
-    for name, ours in (
-        ("hidden_size", target.hidden_size),
-        ("vocab_size", target.vocab_size),
-        ("num_target_layers", target.num_layers),
-    ):
-        if draft_config[name] != ours:
-            raise ConfigError(
-                f"target and drafter do not match: {name} is {ours} in the target and "
-                f"{draft_config[name]} in the drafter"
-            )
-    if max(taps) >= target.num_layers - 1:
-        raise ConfigError(
-            f"the drafter taps layer {max(taps)}, but the target's last tappable layer is "
-            f"{target.num_layers - 2}"
-        )
+    ours = {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_target_layers": target.num_layers,
+    }
+    check_values(draft_config, ours, taps)
 
 
 def engine_limits(

@@ -7,7 +7,7 @@ from pathlib import Path
 from dflash_wire.errors import ConfigError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
-DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "mask_embedding.pt"]
 
 
 def resolve_model_path(name: str) -> str:

@@ -91,13 +91,13 @@ class VerifierEngine:
         rows = []
         for p in packed:
             visible: Visible | Tensor = Visible.CAUSAL
+            depths = None
             if not p.is_chain:
-                visible = ancestor_mask(p.parents)
-            rows.append(
-                AttentionRow(p.offset, p.width, p.row.page_ids, p.row.start_position, visible)
-            )
+                visible, depths = ancestor_mask(p.parents), p.depths
+            start = p.row.start_position
+            rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
-        return plan_attention(rows, heads_per_kv, self.pool)
+        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches)
 
     def _token_ids(self, packed: list[PackedRow]) -> Tensor:
         ids: list[int] = []

@@ -6,47 +6,19 @@ objects, output lists), because our rows are packed and our keys and values are 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from dflash_ops.attention import GATHERED, StepAttention
-from dflash_ops.fused_layer import packed_layers
-from dflash_ops.norms import RootMeanSquareNorm
+from dflash_ops.family_layers import packed_layers
+from dflash_ops.norms import norm_of
 from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_wire.errors import ConfigError
-
-SUPPORTED_MODEL_TYPES = ("qwen3", "llama")
-# Their frequencies depend on the longest position of a pass, so on who shares the batch.
-UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")
-
-
-def load_target_config(path: str) -> Any:
-    """Load and check the target's config.
-
-    Raises:
-        ConfigError: nothing there, or a family or feature that is not supported.
-    """
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=Path(path).exists())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load a target model config from {path!r}: {error}") from error
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise ConfigError(
-            f"target family {config.model_type!r} is not supported; supported are "
-            f"{', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        raise ConfigError(f"target layer types {sorted(layer_types)} are not supported yet")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type in UNSUPPORTED_ROPE_TYPES:
-        raise ConfigError(f"target rope type {rope_type!r} is not supported yet")
-    return config
+from verifier.families import layer_kinds, layer_reaches, load_target_config, rotates_by_kind
 
 
 class TargetModel:
@@ -77,12 +49,19 @@ class TargetModel:
         self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
         base = self.model.model
         self._layers = packed_layers(base.layers)
-        self._rotary = RotaryTables(base.rotary_emb, base.norm.weight)
-        self._norm = RootMeanSquareNorm.of(base.norm)
+        kinds: list[str | None] = [None] * len(base.layers)
+        if rotates_by_kind(self.config):
+            kinds = list(layer_kinds(self.config))
+        like = base.norm.weight
+        self._rotary = {kind: RotaryTables(base.rotary_emb, like, kind) for kind in set(kinds)}
+        self._kinds = kinds
+        self._norm = norm_of(base.norm)
         self._head = product_of(self.model.lm_head.weight.detach())
         self.device = device
         self.dtype = dtype
         config = self.config
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.reaches = layer_reaches(config)
         self.num_layers: int = config.num_hidden_layers
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = config.num_key_value_heads
@@ -113,11 +92,11 @@ class TargetModel:
         """
         base = self.model.model
         hidden = base.embed_tokens(token_ids)
-        rotation = self._rotary.at(positions)
+        rotations = {kind: tables.at(positions) for kind, tables in self._rotary.items()}
         wanted = set(target_layer_ids)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotation, step)
+            hidden = layer(hidden, rotations[self._kinds[index]], step)
             if index in wanted:
                 tapped[index] = hidden
         features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)
@@ -125,4 +104,7 @@ class TargetModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""
-        return self._head(hidden)
+        logits = self._head(hidden)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits

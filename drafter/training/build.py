@@ -95,6 +95,7 @@ def build_draft_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DraftModel(config)
+    model.check_trainable()
     return model.float()
 
 

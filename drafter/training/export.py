@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from dflash_wire.errors import ConfigError
-from drafter.model import DraftModel, load_draft_model, save_draft_model
+from drafter.checkpoint import load_draft_model, save_draft_model
+from drafter.checkpoint.save import as_stored
+from drafter.model import DraftModel
 from drafter.training.attention import ATTENTION_NAME
 
 
@@ -20,6 +22,6 @@ def export_drafter(model: DraftModel, path: Path, dtype: torch.dtype = torch.bfl
     save_draft_model(model, path, dtype)
     again = load_draft_model(path, dtype, ATTENTION_NAME).state_dict()
     for name, value in model.state_dict().items():
-        if not torch.equal(again[name], value.to(dtype).cpu()):
+        if not torch.equal(again[name], as_stored(value, dtype).cpu()):
             raise ConfigError(f"{path}: tensor {name} changed when it was written")
     return sum(p.numel() for p in model.parameters())

@@ -3,8 +3,12 @@
 Registered in transformers' ``AttentionInterface`` as ``GATHERED``; model layers pass our metadata on
 as the keyword argument ``step``. A row's attention has two parts: its committed context, all of which
 every query sees, and the step's own tokens under the row's mask. Each part gives an output and the
-logarithm of its sum of exponentials; the two are merged by these. So no context is padded, masked or,
-where its pages follow each other, even copied.
+logarithm of its sum of exponentials; the two are merged by these. So no context is
+padded or, where its pages follow each other, even copied; it is masked only where a layer has a window that
+the context exceeds.
+
+Layers may differ in how far they reach (``visibility.Reach``); the rows of a pass are then arranged once per
+kind of layer.
 
 Shape letters: T packed tokens, R rows of a group, W their width, C a row's context length, H query heads,
 G key/value heads, D head size, L layers. Queries of one key/value head lie together: ``Q = (H / G) * W``.
@@ -13,8 +17,7 @@ G key/value heads, D head size, L layers. Queries of one key/value head lie toge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +26,26 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from dflash_ops.paging import ContextReader, PagedPool
+from dflash_ops.visibility import (
+    EVERYTHING,
+    AttentionRow,
+    Reach,
+    Visible,
+    context_part,
+    own_mask,
+)
+
+__all__ = [
+    "GATHERED",
+    "AttentionGroup",
+    "AttentionRow",
+    "Reach",
+    "StepAttention",
+    "Visible",
+    "attend_packed",
+    "gathered_attention",
+    "plan_attention",
+]
 
 # transformers takes any name with "flash" in it for a flash-attention kernel.
 GATHERED = "gathered_paged"
@@ -30,28 +53,6 @@ WIDEST_FILLED = 32
 """Rows up to so many tokens may share a group with wider ones; chunks of prompts do not."""
 MOST_FILLING = 64
 """Tokens that may be filled in however few there are."""
-
-
-class Visible(Enum):
-    """Which tokens of its own row a query sees."""
-
-    ALL = auto()
-    CAUSAL = auto()
-    """Itself and those before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRow:
-    """One row: packed tokens ``[offset, offset + width)`` after ``context`` committed ones.
-
-    ``page_ids`` covers the context; ``visible`` may be a ``[width, width]`` bool tensor (query, key).
-    """
-
-    offset: int
-    width: int
-    page_ids: list[int]
-    context: int
-    visible: Visible | Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class AttentionGroup:
     width: int
     contexts: list[ContextReader | None]
     """One per row; None without context."""
+    context_masks: list[Tensor | None]
+    """One per row, additive ``[Q, C]``; None: every query sees all of it."""
     mask: Tensor | None
     """Additive, ``[Q, W]`` for all rows or ``[R, 1, Q, W]``; None when every token sees every other."""
     place: slice | Tensor
@@ -78,10 +81,17 @@ class StepAttention:
 
     groups: list[AttentionGroup]
     step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
+    by_layer: list[list[AttentionGroup]] | None = None
+    """Of every layer, where they differ; ``groups`` is the first layer's."""
+    places: Tensor | None = None
+    """``[T]`` int64, each token's place in its row, for layers that look at the tokens before."""
 
 
 def plan_attention(
-    rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool
+    rows: Sequence[AttentionRow],
+    heads_per_kv: int,
+    pool: PagedPool,
+    reaches: Sequence[Reach] | None = None,
 ) -> StepAttention:
     """Prepare a pass over ``rows``.
 
@@ -89,10 +99,22 @@ def plan_attention(
         rows: at least one, in packed order.
         heads_per_kv: H / G.
         pool: where the context is; queries have its type.
+        reaches: of every layer; None: all see what rows say.
     """
-    return StepAttention(
-        [_group(members, heads_per_kv, pool) for members in _members_by_group(rows)]
-    )
+    if reaches is None:
+        return StepAttention(_groups(rows, heads_per_kv, pool, EVERYTHING))
+    kinds = {reach: _groups(rows, heads_per_kv, pool, reach) for reach in dict.fromkeys(reaches)}
+    return StepAttention(kinds[reaches[0]], by_layer=[kinds[reach] for reach in reaches])
+
+
+def _groups(
+    rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool, reach: Reach
+) -> list[AttentionGroup]:
+    if reach.visible is not None:
+        rows = [replace(row, visible=reach.visible) for row in rows]
+    return [
+        _group(members, heads_per_kv, pool, reach.window) for members in _members_by_group(rows)
+    ]
 
 
 def _members_by_group(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
@@ -114,7 +136,9 @@ def _members_by_group(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
     return list(groups.values())
 
 
-def _group(rows: list[AttentionRow], heads_per_kv: int, pool: PagedPool) -> AttentionGroup:
+def _group(
+    rows: list[AttentionRow], heads_per_kv: int, pool: PagedPool, window: int | None
+) -> AttentionGroup:
     width = max(row.width for row in rows)
     kept = None
     place = kept_place = _place(rows, pool.device)
@@ -123,11 +147,13 @@ def _group(rows: list[AttentionRow], heads_per_kv: int, pool: PagedPool) -> Atte
         kept = torch.tensor(inside, device=pool.device)
         places = [row.offset + min(i, row.width - 1) for row in rows for i in range(width)]
         place = torch.tensor(places, device=pool.device)
+    contexts = [context_part(row, width, heads_per_kv, window, pool) for row in rows]
     return AttentionGroup(
         num_rows=len(rows),
         width=width,
-        contexts=[pool.reader(r.page_ids, r.context) if r.context else None for r in rows],
-        mask=_mask(rows, width, heads_per_kv, pool),
+        contexts=[reader for reader, _ in contexts],
+        context_masks=[mask for _, mask in contexts],
+        mask=own_mask(rows, width, heads_per_kv, window, pool.dtype, pool.device),
         place=place,
         kept=kept,
         kept_place=kept_place,
@@ -140,35 +166,6 @@ def _place(rows: list[AttentionRow], device: torch.device) -> slice | Tensor:
         return slice(rows[0].offset, rows[-1].offset + rows[-1].width)
     places = [row.offset + i for row in rows for i in range(row.width)]
     return torch.tensor(places, device=device)
-
-
-def _mask(
-    rows: list[AttentionRow], width: int, heads_per_kv: int, pool: PagedPool
-) -> Tensor | None:
-    kinds = {row.visible if isinstance(row.visible, Visible) else None for row in rows}
-    if width == 1 or kinds == {Visible.ALL}:
-        return None
-    causal = torch.ones(width, width, dtype=torch.bool, device=pool.device).tril_()
-    if kinds == {Visible.CAUSAL}:
-        return _additive(causal, pool.dtype).repeat(heads_per_kv, 1)
-    visible = [_visible(row, causal) for row in rows]
-    return _additive(torch.stack(visible), pool.dtype).repeat(1, heads_per_kv, 1)[:, None]
-
-
-def _visible(row: AttentionRow, causal: Tensor) -> Tensor:
-    """``[W, W]``; what a row is filled up with sees itself, and nobody else sees it."""
-    if row.visible is Visible.CAUSAL:
-        return causal
-    if row.visible is Visible.ALL:
-        return torch.ones_like(causal)
-    visible = torch.eye(len(causal), dtype=torch.bool, device=causal.device)
-    visible[: row.width, : row.width] = row.visible.to(causal.device)
-    return visible
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, float("-inf"))
 
 
 def _attend(
@@ -205,13 +202,13 @@ def _attend_contexts(
 ) -> tuple[Tensor, Tensor]:
     """The context part of all rows of a group; a row without context weighs nothing."""
     parts = []
-    for row, context in enumerate(group.contexts):
+    for row, (context, mask) in enumerate(zip(group.contexts, group.context_masks, strict=True)):
         mine = query[row : row + 1]
         if context is None:
             nothing = mine.new_full(mine.shape[:-1], float("-inf"), dtype=torch.float32)
             parts.append((torch.zeros_like(mine), nothing))
         else:
-            parts.append(_attend(mine, *context.layer(layer), None, scale))
+            parts.append(_attend(mine, *context.layer(layer), mask, scale))
     if len(parts) == 1:
         return parts[0]
     outputs, weights = zip(*parts, strict=True)
@@ -219,7 +216,12 @@ def _attend_contexts(
 
 
 def _attend_group(
-    group: AttentionGroup, query: Tensor, step_kv: Tensor, layer: int, scale: float
+    group: AttentionGroup,
+    query: Tensor,
+    step_kv: Tensor,
+    layer: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
     rows, width = group.num_rows, group.width
@@ -236,12 +238,22 @@ def _attend_group(
         context_out, context_weight = _attend_contexts(group, folded, layer, scale)
         share = (weight - context_weight).sigmoid_()[..., None]
         out = torch.lerp(context_out, out, share.to(out.dtype))
+        if sinks is not None:
+            weight = torch.logaddexp(weight, context_weight)
+    if sinks is not None:
+        per_query = sinks.float().view(num_kv_heads, -1).repeat_interleave(width, dim=1)  # [G, Q]
+        out = out * (weight - per_query).sigmoid_()[..., None].to(out.dtype)
     unfolded = out.reshape(rows, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
     return unfolded.reshape(rows * width, num_heads, head_dim)
 
 
 def attend_packed(
-    query: Tensor, step_kv: Tensor, step: StepAttention, layer_idx: int, scale: float
+    query: Tensor,
+    step_kv: Tensor,
+    step: StepAttention,
+    layer_idx: int,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of all packed tokens in one layer; records ``step_kv`` in ``step``.
 
@@ -251,25 +263,32 @@ def attend_packed(
         step: metadata of the pass.
         layer_idx: selects the pool's layer.
         scale: softmax scale.
+        sinks: ``[H]``, of every head the score of a key without a value; None: there are none.
 
     Returns:
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
-    if len(step.groups) == 1:  # all tokens in their order
-        return _attend_placed(step.groups[0], query, step_kv, layer_idx, scale)
+    groups = step.groups if step.by_layer is None else step.by_layer[layer_idx]
+    if len(groups) == 1:  # all tokens in their order
+        return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks)
     out = torch.empty_like(query)
-    for group in step.groups:
-        out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale)
+    for group in groups:
+        out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale, sinks)
     return out
 
 
 def _attend_placed(
-    group: AttentionGroup, query: Tensor, step_kv: Tensor, layer: int, scale: float
+    group: AttentionGroup,
+    query: Tensor,
+    step_kv: Tensor,
+    layer: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """A group's tokens out of all packed ones, attended, without filling ``[kept, H, D]``."""
     place = group.place
-    out = _attend_group(group, query[place], step_kv[place], layer, scale)
+    out = _attend_group(group, query[place], step_kv[place], layer, scale, sinks)
     return out if group.kept is None else out[group.kept]
 
 
@@ -283,6 +302,7 @@ def gathered_attention(
     dropout: float = 0.0,
     *,
     step: StepAttention,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """``attend_packed`` in the form of transformers' attention functions.
@@ -296,13 +316,15 @@ def gathered_attention(
         scaling: softmax scale.
         dropout: ignored; serving only.
         step: metadata of this pass; its ``step_kv`` grows by this layer's ``[T, 2, G, D]``.
+        s_aux: ``[H]``, transformers' name for the sinks of ``attend_packed``.
 
     Returns:
         ``[1, T, H, D]`` and None.
     """
     step_kv = torch.stack([key[0], value[0]], dim=1).permute(2, 1, 0, 3)  # [T, 2, G, D]
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
-    return attend_packed(query[0].transpose(0, 1), step_kv, step, layer_idx, scaling)[None], None
+    attended = attend_packed(query[0].transpose(0, 1), step_kv, step, layer_idx, scaling, s_aux)
+    return attended[None], None
 
 
 AttentionInterface.register(GATHERED, gathered_attention)

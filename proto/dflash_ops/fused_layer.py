@@ -9,17 +9,22 @@ Shape letters: T packed tokens, E hidden size, H query heads, G key/value heads,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dflash_ops.attention import StepAttention, attend_packed
-from dflash_ops.norms import RootMeanSquareNorm
+from dflash_ops.norms import Norm, norm_of
 from dflash_ops.products import joint_product
 from dflash_ops.rotary import Rotation
 
-FUSIBLE_LAYERS = ("Qwen3DecoderLayer", "LlamaDecoderLayer")
+
+class PackedLayer(Protocol):
+    """A decoder layer on packed rows."""
+
+    def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
 
 
 class FusedDecoderLayer:
@@ -30,7 +35,7 @@ class FusedDecoderLayer:
     """
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self._layer_idx: int = attention.layer_idx
         self._scale: float = attention.scaling
         self._head_dim: int = attention.head_dim
@@ -38,25 +43,39 @@ class FusedDecoderLayer:
         self._num_kv_heads: int = attention.k_proj.weight.shape[0] // self._head_dim
         self._qkv = joint_product([attention.q_proj, attention.k_proj, attention.v_proj])
         self._out = joint_product([attention.o_proj])
+        self._input_norm = norm_of(layer.input_layernorm, self._qkv.input_scale)
+        self._qk_norm: Norm | None = None
+        if hasattr(attention, "q_norm"):
+            heads = [(attention.q_norm, self._num_heads), (attention.k_norm, self._num_kv_heads)]
+            self._qk_norm = norm_of(attention.q_norm, heads=heads)
+        self._sinks: Tensor | None = None
+        self._fuse_mlp(layer)
+
+    def _fuse_mlp(self, layer: Any) -> None:
+        """Take the MLP and the norm in front of it."""
+        self._fuse_gated(layer.mlp, layer.post_attention_layernorm)
+
+    def _fuse_gated(self, mlp: Any, norm: Any) -> None:
         self._gate_up = joint_product([mlp.gate_proj, mlp.up_proj])
         self._down = joint_product([mlp.down_proj])
         self._activation = mlp.act_fn
-        self._input_norm = RootMeanSquareNorm.of(layer.input_layernorm, self._qkv.input_scale)
-        self._mlp_norm = RootMeanSquareNorm.of(
-            layer.post_attention_layernorm, self._gate_up.input_scale
-        )
-        self._qk_norm: RootMeanSquareNorm | None = None
-        if hasattr(attention, "q_norm"):
-            q_weight = attention.q_norm.weight.detach().expand(self._num_heads, -1)
-            k_weight = attention.k_norm.weight.detach().expand(self._num_kv_heads, -1)
-            self._qk_norm = RootMeanSquareNorm(
-                torch.cat([q_weight, k_weight]), attention.q_norm.variance_epsilon
-            )
+        self._mlp_norm = norm_of(norm, self._gate_up.input_scale)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
-        num_tokens, num_rotated = hidden.shape[0], self._num_heads + self._num_kv_heads
-        qkv = self._qkv.of_scaled(self._input_norm(hidden)).view(num_tokens, -1, self._head_dim)
+        hidden = self._attended(hidden, rotation, step)
+        gate, up = self._gate_up.of_scaled(self._mlp_norm(hidden)).chunk(2, dim=-1)
+        return self._down.added_to(hidden, self._activation(gate) * up)
+
+    def _attended(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """The attention sublayer with its residual."""
+        qkv = self._qkv.of_scaled(self._input_norm(hidden))
+        return self._out.added_to(hidden, self._attend(qkv, rotation, step))
+
+    def _attend(self, projected: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
+        """Queries, keys and values side by side ``[T, *]`` -> attended ``[T, H * D]``."""
+        num_tokens, num_rotated = projected.shape[0], self._num_heads + self._num_kv_heads
+        qkv = projected.view(num_tokens, -1, self._head_dim)
         qk = qkv[:, :num_rotated]
         if self._qk_norm is not None:
             qk = self._qk_norm(qk)
@@ -68,10 +87,9 @@ class FusedDecoderLayer:
             step,
             self._layer_idx,
             self._scale,
+            self._sinks,
         )
-        hidden = self._out.added_to(hidden, attended.reshape(num_tokens, -1))
-        gate, up = self._gate_up.of_scaled(self._mlp_norm(hidden)).chunk(2, dim=-1)
-        return self._down.added_to(hidden, self._activation(gate) * up)
+        return attended.reshape(num_tokens, -1)
 
 
 class PlainDecoderLayer:
@@ -84,13 +102,3 @@ class PlainDecoderLayer:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
         out: Tensor = self._layer(hidden[None], position_embeddings=rotation.pair, step=step)[0]
         return out
-
-
-def packed_layers(layers: Any) -> list[FusedDecoderLayer | PlainDecoderLayer]:
-    """Make a model's decoder layers callable on packed rows: fused where their kind is known."""
-    return [
-        FusedDecoderLayer(layer)
-        if type(layer).__name__ in FUSIBLE_LAYERS
-        else PlainDecoderLayer(layer)
-        for layer in layers
-    ]

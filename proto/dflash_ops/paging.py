@@ -34,9 +34,11 @@ class _RunReader:
 class _ScatteredReader:
     """Context on pages anywhere: whole pages are copied, one layer at a time."""
 
-    def __init__(self, pages: Tensor, page_ids: Tensor, num_positions: int, head_dim: int) -> None:
-        self._pages, self._page_ids = pages, page_ids
-        self._num_positions, self._head_dim = num_positions, head_dim
+    def __init__(
+        self, pages: Tensor, page_ids: Tensor, start: int, count: int, head_dim: int
+    ) -> None:
+        self._pages, self._page_ids, self._head_dim = pages, page_ids, head_dim
+        self._start, self._end = start, start + count
 
     def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
         """See ``ContextReader``."""
@@ -44,7 +46,7 @@ class _ScatteredReader:
             2, self._page_ids
         )  # [2, G, n, page_size * D]
         kv = gathered.unflatten(3, (-1, self._head_dim)).flatten(2, 3)[:, None]
-        kv = kv[:, :, :, : self._num_positions]
+        kv = kv[:, :, :, self._start : self._end]
         return kv[0], kv[1]
 
 
@@ -112,19 +114,21 @@ class PagedPool:
         skipped = first * self.page_size
         return slots[start - skipped : end - skipped]
 
-    def reader(self, page_ids: list[int], num_positions: int) -> ContextReader:
-        """Prepare reading positions ``[0, num_positions)``, at least one, of a sequence.
+    def reader(self, page_ids: list[int], num_positions: int, first: int = 0) -> ContextReader:
+        """Prepare reading positions ``[first, num_positions)``, at least one, of a sequence.
 
         Args:
             page_ids: the sequence's page table; covers the positions.
             num_positions: committed ones; what lies behind them on the last page is not read.
+            first: pages in front of it are not read either.
         """
-        used = page_ids[: -(-num_positions // self.page_size)]
-        first = used[0]
-        if used == list(range(first, first + len(used))):
-            return _RunReader(self._layers, first * self.page_size, num_positions)
+        skipped = first // self.page_size
+        used = page_ids[skipped : -(-num_positions // self.page_size)]
+        page, start, count = used[0], first - skipped * self.page_size, num_positions - first
+        if used == list(range(page, page + len(used))):
+            return _RunReader(self._layers, page * self.page_size + start, count)
         index = torch.tensor(used, dtype=torch.int64, device=self.device)
-        return _ScatteredReader(self._pages, index, num_positions, self._slots.shape[-1])
+        return _ScatteredReader(self._pages, index, start, count, self._slots.shape[-1])
 
     def write(self, slots: Tensor, kv: Tensor) -> None:
         """Write committed tokens; mutates the pool.

@@ -47,11 +47,13 @@ class RotaryTables:
         rotary: the model's rotary embedding; a position's frequencies must not depend on the others of
             its pass (no dynamic scaling).
         like: a tensor with the model's device and type.
+        kind: of layers, for models whose kinds of layers rotate differently.
     """
 
-    def __init__(self, rotary: Any, like: Tensor) -> None:
+    def __init__(self, rotary: Any, like: Tensor, kind: str | None = None) -> None:
         self._rotary = rotary
         self._like = like
+        self._kind = () if kind is None else (kind,)
         self._fill(FIRST_POSITIONS)
 
     def at(self, positions: list[int]) -> Rotation:
@@ -64,7 +66,11 @@ class RotaryTables:
     @torch.inference_mode()
     def _fill(self, num_positions: int) -> None:
         positions = torch.arange(num_positions, device=self._like.device)
-        cos, sin = self._rotary(self._like, positions[None])  # [1, P, D]
+        cos, sin = self._rotary(self._like, positions[None], *self._kind)  # [1, P, D]
+        if (
+            type(self._rotary).__name__ == "GptOssRotaryEmbedding"
+        ):  # gives one half, the other is equal
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
         half = sin.shape[-1] // 2
         self._cos = cos.transpose(0, 1)  # [P, 1, D]
         self._sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).transpose(0, 1)

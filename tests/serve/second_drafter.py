@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dflash_ops.attention import GATHERED
-from drafter.model import load_draft_model, save_draft_model
+from drafter.checkpoint import load_draft_model, save_draft_model
 
 
 def save_second_drafter(source: Path, path: Path, noise: float) -> None:

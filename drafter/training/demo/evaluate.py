@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from drafter.model import load_draft_model
+from drafter.checkpoint import load_draft_model
 from drafter.training.attention import ATTENTION_NAME
 from drafter.training.capture import TargetTables, TransformersFeatureSource
 from drafter.training.data import read_rows

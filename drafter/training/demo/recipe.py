@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafter.model import DraftModel, load_draft_model
+from drafter.checkpoint import load_draft_model
+from drafter.model import DraftModel
 from drafter.training.attention import ATTENTION_NAME
 from drafter.training.build import build_draft_model, find_mask_token_id
 from drafter.training.capture import (

@@ -16,8 +16,9 @@ from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import choose_tokens
 from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
 from drafter.borrowed import BorrowedWeights
+from drafter.checkpoint import load_draft_model, save_draft_model
 from drafter.engine import DrafterEngine
-from drafter.model import DraftModel, load_draft_model, save_draft_model
+from drafter.model import DraftModel
 
 HIDDEN = 32
 HEAD_DIM = 8
@@ -66,6 +67,8 @@ def save_random_draft(
         for name, value in model.named_parameters():
             if "norm" in name:
                 value.normal_(1.0, 0.2)
+            elif "codebook" in name:
+                value.normal_(0.0, 1.0)  # so that a selector changes choices
             else:
                 value.normal_(0.0, 0.2)
             value.copy_(value.to(dtype))

@@ -11,8 +11,8 @@ from drafter_helpers import HIDDEN, draft_config, save_random_draft
 
 from dflash_ops.attention import GATHERED
 from dflash_ops.rotary import RotaryTables
+from drafter.checkpoint import load_draft_model
 from drafter.context import ContextProjection
-from drafter.model import load_draft_model
 
 pytestmark = pytest.mark.unit
 

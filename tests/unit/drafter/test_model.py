@@ -9,17 +9,13 @@ from typing import Any
 import dflash.model
 import pytest
 import torch
-from drafter_helpers import MASK_ID, draft_config, save_random_draft
+from drafter_helpers import MASK_ID, VOCAB, draft_config, save_random_draft
 from safetensors.torch import load_file, save_file
 
-from dflash_ops.attention import GATHERED
+from dflash_ops.attention import GATHERED, Visible
 from dflash_wire.errors import ConfigError
-from drafter.model import (
-    DraftModel,
-    default_target_layer_ids,
-    load_draft_model,
-    save_draft_model,
-)
+from drafter.checkpoint import load_draft_model, save_draft_model
+from drafter.model import DraftModel, default_target_layer_ids
 
 pytestmark = pytest.mark.unit
 
@@ -93,47 +89,132 @@ def test_nested_keys_come_first() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("final_logit_softcapping", 30.0),
-        ("selector_rank", 256),
-        ("conv_kernel_size", 2),
-        ("draft_vocab_size", 32000),
-        ("causal", True),
-        ("use_swa", True),
         ("attention_sink_bias", True),
         ("projector_type", "domino"),
         ("use_gemma_norm", True),
-        ("has_own_lm_head", True),
-        ("output_multiplier", 0.5),
         ("attention_value_scale", 2.0),
+        ("sample_from_anchor", True),
+        ("rope_is_neox_style", False),
+        ("use_aux_hidden_state", False),
     ],
 )
 def test_keys_that_change_semantics(key: str, value: Any, nested: bool) -> None:
     extra = {"dflash_config": {key: value}} if nested else {key: value}
-    with pytest.raises(ConfigError, match=f"'{key}'.* not supported yet"):
+    with pytest.raises(ConfigError, match=f"'{key}'.* not supported yet with value {value!r}"):
         DraftModel(draft_config(**extra))
 
 
 def test_neutral_values_pass() -> None:
     neutral = {"output_multiplier": 1.0, "final_logit_softcapping": None, "causal": False}
-    assert DraftModel(draft_config(dflash_config=neutral)).embedding_scale == 1.0
+    neutral |= {"sample_from_anchor": False, "rope_is_neox_style": True, "draft_vocab_size": VOCAB}
+    settings = DraftModel(draft_config(dflash_config=neutral)).settings
+    assert settings.is_plain
+    assert (settings.output_multiplier, settings.logit_softcap) == (1.0, None)
+    assert settings.draft_vocab_size is None
+
+
+SLIDING = {"sliding_window": 64, "use_sliding_window": True}
+MIXED = {**SLIDING, "layer_types": ["full_attention", "sliding_attention"]}
+ALL, CAUSAL = Visible.ALL, Visible.CAUSAL
+
+
+@pytest.mark.parametrize(
+    ("nested", "top", "expected"),
+    [
+        ({}, {}, [(None, ALL), (None, ALL)]),
+        ({}, MIXED, [(None, ALL), (64, CAUSAL)]),
+        ({}, {**MIXED, "is_causal": False}, [(None, ALL), (64, ALL)]),
+        ({"causal": True}, {**MIXED, "is_causal": False}, [(None, ALL), (64, ALL)]),
+        ({"causal": True}, MIXED, [(None, CAUSAL), (64, CAUSAL)]),
+        ({"causal": False}, MIXED, [(None, ALL), (64, ALL)]),
+        ({}, {"is_causal": True}, [(None, CAUSAL), (None, CAUSAL)]),
+        ({"use_swa": True, "swa_window_size": 9}, {}, [(9, CAUSAL), (9, CAUSAL)]),
+        ({}, {**SLIDING, "max_window_layers": 1}, [(None, ALL), (64, CAUSAL)]),
+    ],
+)
+def test_what_layers_see(
+    nested: dict[str, Any], top: dict[str, Any], expected: list[tuple[int | None, Visible]]
+) -> None:
+    reaches = DraftModel(draft_config(dflash_config=nested, **top)).settings.reaches
+    assert [(reach.window, reach.visible) for reach in reaches] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**MIXED, "use_sliding_window": False}, "slide but there is no window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"target_hidden_size": 48}, "target_hidden_size is 48 but hidden_size is 32"),
+        ({"block_size": 1}, "block_size 1 leaves no room"),
+        ({"conv_kernel_size": 2}, "conv_kernel_size 2, conv_group_size None"),
+        ({"conv_kernel_size": 2, "conv_group_size": 5}, "conv_group_size 5 does not divide"),
+        ({"selector_rank": 4, "selector_top_k": 65}, "selector_top_k 65 is larger"),
+        ({"num_target_layers": None}, "neither target_layer_ids nor num_target_layers"),
+        ({"dflash_config": {"target_layer_ids": [3, 3]}}, "must be different layers"),
+        ({"dflash_config": {"target_layer_ids": [-1, 3]}}, "counted from 0"),
+    ],
+)
+def test_values_that_contradict(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DraftModel(draft_config(**values))
+
+
+ROPE = {"rope_theta": 500.0, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({**ROPE, "rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic'.*who shares"),
+        ({**ROPE, "rope_dim": 4}, "'rope_dim'"),
+        (
+            {**ROPE, "rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.5},
+            "'partial_rotary_factor'",
+        ),
+        ({**ROPE, "twist": 1}, "twist"),
+    ],
+)
+def test_ropes_that_are_not_implemented(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DraftModel(draft_config(rope_parameters=rope))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {**ROPE, "rope_dim": 8, "partial_rotary_factor": 1.0, "mrope_section": [1, 1, 2]},
+        {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {**ROPE, "rope_type": "linear", "factor": 2.0},
+    ],
+)
+def test_ropes_that_are(rope: dict[str, Any]) -> None:
+    DraftModel(draft_config(rope_parameters=rope))
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
-        {"is_causal": True},
+        MIXED,
+        {"output_multiplier": 0.5},
+        {"final_logit_softcapping": 30.0},
+        {"selector_rank": 4, "selector_top_k": 8},
+        {"conv_kernel_size": 2, "conv_group_size": 8},
+        {"has_own_lm_head": True},
     ],
 )
-def test_attention_that_is_not_bidirectional(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="only bidirectional full_attention"):
-        DraftModel(draft_config(**values))
+def test_training_refuses_what_it_would_take_for_plain(values: dict[str, Any]) -> None:
+    model = DraftModel(draft_config(**values))
+    with pytest.raises(ConfigError, match="can be served, but not trained yet"):
+        model(torch.zeros(1, 2, 32), torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_mask_token_is_required() -> None:
     config = draft_config()
     config.dflash_config = {}
     with pytest.raises(ConfigError, match=r"no dflash_config\.mask_token_id"):
+        DraftModel(config)
+    config.dflash_config = {"mask_token": "<|MASK|>"}
+    with pytest.raises(ConfigError, match=r"id of its mask_token '<\|MASK\|>'"):
         DraftModel(config)
 
 
@@ -143,8 +224,11 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 
 def test_another_architecture(path: Path) -> None:
+    change_config(path, architectures=["DSparkDraftModel"])
+    with pytest.raises(ConfigError, match="expected \\['DFlashDraftModel'\\] or \\['DFlash2Dr"):
+        load(path)
     change_config(path, architectures=["DFlash2DraftModel"])
-    with pytest.raises(ConfigError, match="expected \\['DFlashDraftModel'\\]"):
+    with pytest.raises(ConfigError, match="needs conv_kernel_size, conv_group_size, selector_rank"):
         load(path)
 
 
@@ -167,8 +251,8 @@ def test_missing_tensor(path: Path) -> None:
 
 
 def test_unexpected_tensor(path: Path) -> None:
-    change_tensors(path, **{"lm_head.weight": torch.zeros(2, 2)})
-    with pytest.raises(ConfigError, match=r"unexpected tensors \['lm_head\.weight'\]"):
+    change_tensors(path, **{"head.weight": torch.zeros(2, 2)})
+    with pytest.raises(ConfigError, match=r"unexpected tensors \['head\.weight'\]"):
         load(path)
 
 
@@ -194,7 +278,7 @@ def test_shards_and_prefix(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_target_layers": None}, "num_target_layers"),
+        ({"num_target_layers": None, "dflash_config": {"mask_token_id": 3}}, "num_target_layers"),
         ({"dflash_config": {"mask_token_id": 10**6}}, "outside the vocabulary"),
     ],
 )

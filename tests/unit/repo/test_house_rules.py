@@ -114,14 +114,14 @@ def declared(*extras: str) -> set[str]:
     return {import_name(requirement) for requirement in requirements}
 
 
-# `dflash` is the public reference package, installed for tests and benchmarks without dependencies;
-# `proto` is Google's, which a test above checks for.
+# `dflash` and `speculators` are public reference packages, installed for tests and benchmarks without
+# dependencies; `proto` is Google's, which a test above checks for.
 @pytest.mark.parametrize(
     ("folders", "extras", "others"),
     [
         (("services", "gateway", "drafter", "verifier", "proto"), (), {"dflash"}),
         (("loadtest",), ("loadtest",), set()),
-        (("tests",), ("test",), {"dflash", "proto"}),
+        (("tests",), ("test",), {"dflash", "proto", "speculators"}),
     ],
     ids=["packages", "loadtest", "tests"],
 )

@@ -12,7 +12,7 @@ from training_models import END_ID, tiny_drafter, tiny_target
 from transformers import Qwen3ForCausalLM
 
 from dflash_wire.errors import ConfigError
-from drafter.model import load_draft_model
+from drafter.checkpoint import load_draft_model
 from drafter.training.attention import ATTENTION_NAME
 from drafter.training.demo.generation import GENERATION_ATTENTION, generate
 from drafter.training.demo.pair import DRAFTER_FILES, TARGET_FILES, export_pair

@@ -10,7 +10,7 @@ import torch
 from training_models import tiny_drafter, tiny_rows, tiny_target
 
 from dflash_wire.errors import ConfigError
-from drafter.model import load_draft_model
+from drafter.checkpoint import load_draft_model
 from drafter.training.attention import ATTENTION_NAME
 from drafter.training.capture import TargetTables, TransformersFeatureSource
 from drafter.training.config import TrainingConfig

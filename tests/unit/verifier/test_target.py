@@ -12,7 +12,8 @@ from tiny_models import generate_greedy, save_target
 from verifier_harness import Harness
 
 from dflash_wire.errors import ConfigError
-from verifier.target import TargetModel, load_target_config
+from verifier.families import load_target_config
+from verifier.target import TargetModel
 
 pytestmark = pytest.mark.unit
 
@@ -64,7 +65,28 @@ def test_missing_weights(path: Path) -> None:
     ("values", "message"),
     [
         ({"model_type": "gpt2"}, "'gpt2' is not supported; supported are qwen3, llama"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "but no sliding_window"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "'qwen3' has layers of types linear_attention, whose running state cannot take",
+        ),
+        (
+            {"model_type": "qwen3_next", "layer_types": None},
+            "'qwen3_next' has layers of types linear_attention",
+        ),
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 30.0},
+            "'attn_logit_softcapping' is not supported",
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "sliding_window": 8,
+                "use_bidirectional_attention": True,
+            },
+            "use_bidirectional_attention",
+        ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope type 'dynamic'",

@@ -6,9 +6,46 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
-FAMILIES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+}
+WINDOW = 6
+SLIDING_FIRST = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILY_VALUES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        **SLIDING_FIRST,
+        "query_pre_attn_scalar": 12,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+        },
+    },
+    "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "gpt_oss": {
+        **SLIDING_FIRST,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0},
+    },
+}
+"""What keeps a family's peculiarities alive at this size; ``layer_types`` repeat."""
 HIDDEN = 32
 HEAD_DIM = 8
 
@@ -29,7 +66,7 @@ def save_target(
 
     Args:
         path: folder to create.
-        family: ``qwen3`` or ``llama``.
+        family: one of ``FAMILIES``.
         num_layers: decoder layers.
         num_heads: query heads.
         num_kv_heads: key/value heads.
@@ -44,6 +81,9 @@ def save_target(
     """
     torch.manual_seed(seed)
     config_class, model_class = FAMILIES[family]
+    values = {**FAMILY_VALUES.get(family, {}), **config_values}
+    if "layer_types" in values:
+        values["layer_types"] = (values["layer_types"] * num_layers)[:num_layers]
     config = config_class(
         hidden_size=HIDDEN,
         intermediate_size=48,
@@ -58,16 +98,18 @@ def save_target(
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
-        **config_values,
+        **values,
     )
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "eager" if family == "gpt_oss" else "sdpa"
     model = model_class(config).eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name:
-                value.normal_(1.0, 0.2)
-            elif name.endswith("bias"):
+                value.normal_(0.0 if family == "gemma3" else 1.0, 0.2)
+            elif name.endswith(("bias", "sinks")):
                 value.normal_(0.0, 0.3)
+            elif family == "gemma3" and "embed_tokens" in name:
+                value.div_(HIDDEN**0.5)  # which the model multiplies by
         if silent_token_id is not None:
             # One of two opposite logits is positive, so a logit of zero is never the largest.
             head = model.lm_head.weight
