@@ -22,3 +22,8 @@ class PieceDetail(NamedTuple):
     def has_news(self) -> bool:
         """Whether there is anything to tell a client."""
         return bool(self.token_ids or self.deltas)
+
+    @property
+    def has_only_deltas(self) -> bool:
+        """Whether there is nothing but what the text means."""
+        return not self.token_ids
