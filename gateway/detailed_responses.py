@@ -7,9 +7,10 @@ from typing import Any
 from gateway.chat_deltas import delta_object, parsed_message
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.details import PieceDetail, TokenEntry
+from gateway.framing import PLACE, TextFiller
 from gateway.generation import TextPiece
 from gateway.logprobs import prompt_logprobs
-from gateway.parsers.deltas import Delta
+from gateway.parsers.deltas import CallStart, Delta
 from gateway.responses import ChoiceSoFar, Json, ResponseBuilder
 
 
@@ -34,6 +35,7 @@ class DetailedBuilder(ResponseBuilder):
         self._logprobs = [self._shape.logprobs(tokenizer) for _ in self._plans]
         self._deltas: list[list[Delta]] = [[] for _ in self._plans]
         self._num_reasoning_tokens = [0 for _ in self._plans]
+        self._delta_templates: dict[tuple[Any, ...], TextFiller] = {}
         self._has_begun = [False for _ in self._plans]
 
     def _take_detail(self, piece: TextPiece) -> None:
@@ -81,7 +83,22 @@ class DetailedBuilder(ResponseBuilder):
         self._choices[piece.choice_index].num_tokens = piece.num_tokens
         if piece.detail is not None:
             self._num_reasoning_tokens[piece.choice_index] = piece.detail.num_reasoning_tokens
+            is_parsed = self._plans[piece.choice_index].parse is not None
+            if is_parsed and piece.detail.has_only_deltas and not self._wants_running_usage:
+                events = (self._delta_event(piece.choice_index, d) for d in piece.detail.deltas)
+                return b"".join(events)
         return b"".join(self._chunk_event(choice) for choice in self._added_choices(piece))
+
+    def _delta_event(self, index: int, delta: Delta) -> bytes:
+        """Return the event of one delta: of those that add text, all else is the same every time."""
+        if isinstance(delta, CallStart):
+            return self._chunk_event(self._delta_choice(index, delta))
+        key = (index, type(delta), delta[:-1])  # tuples of different types may be equal
+        template = self._delta_templates.get(key)
+        if template is None:
+            sample = self._chunk(self._delta_choice(index, delta._replace(text=PLACE)))
+            template = self._delta_templates[key] = self._framing.text_template(sample)
+        return template.fill(delta.text)
 
     def _added_choices(self, piece: TextPiece) -> list[Json]:
         """Return the stream choices of what ``piece`` adds; all but text is in the first. Mutates."""

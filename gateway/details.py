@@ -28,6 +28,11 @@ class PieceDetail(NamedTuple):
         """Whether there is anything to tell a client."""
         return bool(self.token_ids or self.logprobs or self.prompt_logprobs or self.deltas)
 
+    @property
+    def has_only_deltas(self) -> bool:
+        """Whether there is nothing but what the text means."""
+        return not (self.token_ids or self.logprobs or self.prompt_logprobs)
+
 
 class TokenEntry(NamedTuple):
     """One token and what the engine says about it."""

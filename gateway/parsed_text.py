@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash_wire.records import FinishReason
 from gateway.detokenize import SequenceText
-from gateway.parsers.deltas import Delta, merged
+from gateway.parsers.deltas import ContentDelta, Delta, merged
 from gateway.parsers.output_parser import OutputParser
 
 TOOL_CALLS = "tool_calls"
@@ -39,6 +39,8 @@ class ParsedText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See ``SequenceText``."""
+        if self._parser.passes_through:
+            return self._push_content(token_ids)
         pieces: list[str] = []
         for token_id in token_ids:
             if self.finish_reason is not None:
@@ -58,6 +60,17 @@ class ParsedText:
             return ""
         text = self._take(self._text.finish(reason))
         self._end(self._text.finish_reason or reason)
+        return text
+
+    def _push_content(self, token_ids: Sequence[int]) -> str:
+        """All at once: nothing is left to be found in it."""
+        if self.finish_reason is not None:
+            return ""
+        text = self._text.push(token_ids)
+        if text:
+            self._deltas.append(ContentDelta(text))
+        if self._text.finish_reason is not None:
+            self._end(self._text.finish_reason)
         return text
 
     def _take(self, text: str) -> str:

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from dflash_wire.errors import InvalidRequestError
 from dflash_wire.v1 import generation_pb2 as pb
 from gateway.body import describe
+from gateway.errors import UnsupportedParameterError
+from gateway.parameters import is_neutral
 from gateway.parsers.deltas import CallArguments, CallStart, ContentDelta, Delta, ReasoningDelta
 from gateway.schemas import ChatCompletionBody, CompletionBody
 
@@ -19,11 +21,16 @@ OWN = frozenset({"prompt_token_ids", "conversation", "tools", "enable_thinking",
 """Fields of a request that the HTTP body has in another form."""
 
 
+NOT_TOLD = ("logprobs", "top_logprobs", "prompt_logprobs", "stream", "stream_options")
+"""Fields of the HTTP body that ask for what these messages do not have."""
+
+
 def as_body(request: pb.GenerateRequest) -> ChatCompletionBody | CompletionBody:
     """Return the HTTP body that asks for the same.
 
     Raises:
         InvalidRequestError: there is no input, or a field has a wrong value.
+        UnsupportedParameterError: it asks for what has no place in a message.
     """
     fields = _more_fields(request.more_json)
     fields |= {name: value for name, value in _set_fields(request).items() if name not in OWN}
@@ -65,6 +72,9 @@ def _more_fields(text: str) -> Json:
         fields = None
     if not isinstance(fields, dict):
         raise InvalidRequestError("more_json must be a JSON object.", "more_json")
+    for name in NOT_TOLD:
+        if not is_neutral(fields.get(name), (False,)):
+            raise UnsupportedParameterError(f"{name} is not supported over gRPC.", name)
     return fields
 
 

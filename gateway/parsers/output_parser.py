@@ -55,6 +55,11 @@ class OutputParser:
             return False
         return self._tools.num_complete_calls >= self._most_calls
 
+    @property
+    def passes_through(self) -> bool:
+        """Whether all text from here on is content, as it is."""
+        return self._tools is None and (self._reasoning is None or self._reasoning.has_ended)
+
     def push(self, text: str) -> list[Delta]:
         """Return what ``text`` adds. Mutates."""
         if self._reasoning is None:

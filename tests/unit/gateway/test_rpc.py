@@ -185,6 +185,14 @@ async def test_tools_and_reasoning(settings: GatewaySettings) -> None:
             {"model": MODEL, "prompt": "a", "more_json": '{"best_of": 2}'},
             "unsupported_parameter",
         ),
+        (
+            {"model": MODEL, "prompt": "a", "more_json": '{"logprobs": 1}'},
+            "unsupported_parameter",
+        ),
+        (
+            {"model": MODEL, "prompt": "a", "more_json": '{"stream": true}'},
+            "unsupported_parameter",
+        ),
         ({"model": MODEL, "prompt_token_ids": pb.TokenIds(ids=[330])}, "invalid_value"),
         ({"model": MODEL, "prompt_token_ids": pb.TokenIds()}, "invalid_value"),
         ({"model": MODEL, "conversation": pb.Conversation()}, "invalid_value"),

@@ -290,3 +290,26 @@ async def test_tools_that_cannot_fit_are_refused_early(build: Build) -> None:
     huge = {"name": "add", "parameters": {"description": "x " * 18_000}}
     response = await build([]).chat(tools=[{"type": "function", "function": huge}])
     assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_events_filled_into_templates_are_those_written_out(
+    build: Build, hermes: PreTrainedTokenizerFast
+) -> None:
+    served = build(lambda _: in_chunks(ids(hermes, ANSWER), 5))
+    filled = sse_data((await served.chat(tools=[ADD], stream=True, n=2)).text)
+    # With token ids every event is written out.
+    full = sse_data((await served.chat(tools=[ADD], stream=True, n=2, return_token_ids=True)).text)
+
+    def deltas(events: list[Any]) -> list[list[Any]]:
+        choices = [event["choices"][0] for event in events[:-1]]
+        for choice in choices:
+            choice.pop("token_ids", None)
+            for call in choice["delta"].get("tool_calls", []):
+                call.pop("id", None)
+        # Chunks whose tokens say nothing yet are there for their ids alone.
+        empty = {"content": ""}
+        return [
+            [c for c in choices if c["index"] == index and c["delta"] != empty] for index in (0, 1)
+        ]
+
+    assert deltas(filled) == deltas(full)
