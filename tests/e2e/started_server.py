@@ -56,6 +56,7 @@ class StartedServer:
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         self.log_path = folder / "server.log"
+        self.startup_log = ""
         # RAY_ADDRESS=local: never join a cluster that happens to run on this machine.
         environment = {
             **os.environ,
@@ -89,6 +90,7 @@ class StartedServer:
             try:
                 if httpx.get(f"{self.base_url}/ready", timeout=10).status_code == 200:
                     self.note_family()
+                    self.startup_log = self.log_path.read_text()
                     return
             except httpx.TransportError:
                 time.sleep(0.3)  # nothing listens yet: there is nothing to wait on but time
