@@ -103,7 +103,12 @@ class ChatTokenizer:
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
-        num_chars = sum(len(message["content"]) for message in messages)
+        num_chars = sum(
+            len(message["content"]) + len(message.get("reasoning_content", ""))
+            for message in messages
+        )
+        if tools or any("tool_calls" in message for message in messages):
+            num_chars = INLINE_CHARS + 1  # of any length; a thread costs less than to find out
         return await _run(
             num_chars,
             lambda: self._encode_chat(messages, enables_thinking, tools, begins_answer),
@@ -198,7 +203,7 @@ class ChatTokenizer:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=begins_answer, **options
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:
             raise InvalidRequestError(
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error

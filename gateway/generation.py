@@ -150,7 +150,7 @@ def _advance_in_detail(
     )
     if num_before == 0 and plan.echo is not None:
         piece = piece._replace(text=plan.echo + piece.text)
-        if chunk.prompt_logprobs is not None:
+        if chunk.prompt_logprobs is not None and plan.request.num_logprobs is not None:
             about_prompt = [None, *chunk.prompt_logprobs]
             prompt = zip(plan.request.prompt_token_ids, about_prompt, strict=True)
             detail = detail._replace(logprobs=[*(TokenEntry(*pair) for pair in prompt), *entries])

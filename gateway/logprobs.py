@@ -20,6 +20,11 @@ LEAST = -9999.0
 """JSON has no infinity."""
 
 
+def finite(logprob: float) -> float:
+    """Return ``logprob`` as JSON can say it; of logits that are no numbers too."""
+    return logprob if logprob > LEAST else LEAST
+
+
 class LogprobsWriter(Protocol):
     """Writes one choice's log-probabilities, piece by piece. Owner: one choice."""
 
@@ -50,7 +55,7 @@ class ChatLogprobs:
     def _token(self, token_id: int, logprob: float) -> Json:
         data = self._tokenizer.token_bytes(token_id)
         text = data.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(data)}
+        return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
 class CompletionLogprobs:
@@ -74,7 +79,7 @@ class CompletionLogprobs:
             tokens.append(text)
             offsets.append(self._offset)
             self._offset += len(text)
-            logprobs.append(None if said is None else max(said.logprob, LEAST))
+            logprobs.append(None if said is None else finite(said.logprob))
             tops.append(None if said is None else self._top(text, said))
         return {
             "tokens": tokens,
@@ -87,8 +92,8 @@ class CompletionLogprobs:
         # Tokens may read alike: the likeliest of them counts. The chosen one is always there.
         top: dict[str, float] = {}
         for token_id, logprob in zip(said.top_token_ids, said.top_logprobs, strict=True):
-            top.setdefault(self._text(token_id), max(logprob, LEAST))
-        top.setdefault(text, max(said.logprob, LEAST))
+            top.setdefault(self._text(token_id), finite(logprob))
+        top.setdefault(text, finite(said.logprob))
         return top
 
     def _text(self, token_id: int) -> str:
@@ -117,4 +122,4 @@ def prompt_logprobs(
 
 def _ranked(token_id: int, logprob: float, rank: int | None, tokenizer: ChatTokenizer) -> Json:
     text = tokenizer.token_bytes(token_id).decode(errors="replace")
-    return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}

@@ -29,7 +29,7 @@ LENGTH_BYTES = 4
 
 def frame(value: object) -> bytes:
     """Return ``value`` as one frame."""
-    data: bytes = msgpack.packb(value)
+    data: bytes = msgpack.packb(value, default=str)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
@@ -96,4 +96,4 @@ def object_response(
     """Return one object as the client wants it: msgpack if it names that, else JSON."""
     if not accepts_msgpack(accept):
         return JSONResponse(value, status, headers)
-    return Response(msgpack.packb(value), status, headers, MSGPACK)
+    return Response(msgpack.packb(value, default=str), status, headers, MSGPACK)

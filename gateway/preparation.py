@@ -94,7 +94,7 @@ def check_conversation(body: ChatCompletionBody, state: GatewayState) -> None:
             "messages",
         )
     calls = [call for message in messages for call in message.tool_calls or []]
-    num_chars = sum(len(message.content) for message in messages)
+    num_chars = sum(len(m.content) + len(m.reasoning_content or "") for m in messages)
     num_chars += num_chars_of_tools(body.tools or [], calls)
     state.tokenizer.check_length(num_chars, max_context, "messages")
 

@@ -10,6 +10,7 @@ from gateway.base_schemas import problem
 
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_BIAS = 100.0
 
 
@@ -52,6 +53,8 @@ class ProcessorFields(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     logit_bias: LogitBias = None
-    bad_words: list[str] | None = Field(None, max_length=MAX_BAD_WORDS)
+    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS
+    )
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_BIASED_TOKENS)
     min_tokens: int | None = Field(None, ge=0)

@@ -124,7 +124,11 @@ def as_chat(body: ResponsesBody) -> ChatCompletionBody:
     if body.tool_choice is not None:
         fields["tool_choice"] = _chat_choice(body.tool_choice)
     try:
-        return ChatCompletionBody.model_validate_json(json.dumps(fields))
+        text = json.dumps(fields, allow_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError("The body holds NaN or Infinity, which JSON has not.") from error
+    try:
+        return ChatCompletionBody.model_validate_json(text)
     except ValidationError as error:
         raise renamed(describe(error)) from error
 

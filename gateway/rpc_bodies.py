@@ -48,6 +48,8 @@ def as_body(request: pb.GenerateRequest) -> ChatCompletionBody | CompletionBody:
     model = ChatCompletionBody if kind == "conversation" else CompletionBody
     try:
         return model.model_validate_json(json.dumps(fields))
+    except RecursionError as error:
+        raise InvalidRequestError("The request is nested too deeply.") from error
     except ValidationError as error:
         raise describe(error) from error
 

@@ -156,7 +156,7 @@ class GenerationBody(ProcessorFields, StrictBody):
 
     model: str
     n: int | None = Field(
-        None, ge=1, description="Choices per prompt; the first is what n=1 would give."
+        None, ge=1, lt=2**31, description="Choices per prompt; the first is what n=1 would give."
     )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)

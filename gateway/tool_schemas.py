@@ -16,7 +16,8 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=128)]
 
 def _check_arguments(text: str) -> str:
     """Refuse arguments that are no JSON object: templates show them to the model as one."""
-    if not isinstance(parse_arguments(text), dict):
+    arguments = parse_arguments(text)
+    if not isinstance(arguments, dict) or not _is_text(arguments):
         raise problem("must be a JSON object, written as a string")
     return text
 
@@ -27,6 +28,15 @@ def parse_arguments(text: str) -> Any:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
+
+
+def _is_text(value: object) -> bool:
+    """Whether UTF-8 can say it: escapes of JSON can spell halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class CalledFunction(StrictBody):
@@ -125,5 +135,6 @@ ToolChoice = Annotated[
 def num_chars(tools: Sequence[Tool], calls: Sequence[ToolCall]) -> int:
     """Return at most how many characters of a prompt these are, white space of the template left out."""
     texts = [json.dumps(tool.function.parameters or {}) for tool in tools]
+    texts += [tool.function.description or "" for tool in tools]
     texts += [call.function.arguments for call in calls]
     return sum(map(len, texts))

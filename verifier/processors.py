@@ -32,6 +32,8 @@ from torch import Tensor
 from verifier.acceptance import ancestor_mask
 from verifier.slots import ANY_TOKEN, NO_TOKEN, Slot
 
+LEAST_REPETITION_PENALTY = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRow:
@@ -102,6 +104,7 @@ def _penalise(logits: Tensor, rows: Sequence[ProcessedRow]) -> None:
     asked = [row.slot.processors for row in rows]
     mine = logits[places]
     repetition = _column([p.repetition_penalty for p in asked], sizes)
+    repetition.clamp_(min=LEAST_REPETITION_PENALTY)  # no infinite logits
     repeated = torch.where(mine > 0, mine / repetition, mine * repetition)
     mine = torch.where(is_seen | is_output, repeated, mine)
     mine -= _column([p.frequency_penalty for p in asked], sizes) * counts

@@ -206,5 +206,5 @@ class JsonCall:
     def _decoded(text: str) -> object:
         try:
             return json.loads(text, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None

@@ -25,6 +25,9 @@ from torch import Tensor
 from dflash_ops.noise import gumbel_noise
 from dflash_wire.records import SamplingParams
 
+LEAST_TEMPERATURE = 1e-5
+"""Of a smaller one the scores would be infinite, or no number; this one is greedy in all but name."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRun:
@@ -156,6 +159,7 @@ def candidates_of(logits: Tensor, runs: Sequence[SamplingRun]) -> Candidates | N
         params += [run.params] * count
     index = torch.tensor(rows, device=device)
     temperatures = torch.tensor([p.temperature for p in params], device=device)
+    temperatures.clamp_(min=LEAST_TEMPERATURE)
     scores = logits[index].float() / temperatures[:, None]
     values, ids = _candidates(scores, params)
     seeds = torch.tensor([p.seed for p in params], dtype=torch.int64, device=device)

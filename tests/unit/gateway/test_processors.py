@@ -111,6 +111,7 @@ async def test_min_tokens_hold_back_the_end_of_sequence(
         ("bad_words", "x"),
         ("bad_words", [" "]),
         ("bad_words", ["x"] * 129),
+        ("bad_words", ["x" * 257]),
         ("allowed_token_ids", [330]),
         ("allowed_token_ids", [-1]),
         ("allowed_token_ids", [True]),

@@ -259,7 +259,7 @@ async def test_refusals(fields: dict[str, Any], code: str, param: str, build: Bu
     assert served.engine.requests == []
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000, r'{"a": "\ud800"}'])
 async def test_arguments_in_the_conversation_are_objects(arguments: str, build: Build) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
     messages = [{"role": "assistant", "tool_calls": [call]}]

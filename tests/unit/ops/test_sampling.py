@@ -107,6 +107,13 @@ def test_support_equals_naive_processors(seed: int) -> None:
     assert set(draw(logits, params, 1500)) == set(processed(logits.tolist(), params))
 
 
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-6])
+def test_tiny_temperatures_are_greedy(temperature: float) -> None:
+    """In float32 the smallest ones are 0, and their scores would be no numbers."""
+    logits = torch.tensor([-torch.inf, 1.0, 3.0, 2.0, -4.0])
+    assert set(draw(logits, SamplingParams(temperature), 50)) == {2}
+
+
 def test_equal_logits_are_cut_by_token_id() -> None:
     logits = torch.tensor([1.0, 2.0, 2.0, 2.0, -0.0, 0.0])
     assert set(draw(logits, SamplingParams(1.0, 1.0, 2), 300)) == {1, 2}
