@@ -1,7 +1,7 @@
 """What keeps the choice of a draft width from flapping, and what makes it look around.
 
 The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
-some eight steps, one that promises 1 % after forty, one that promises a half never; and the sooner after the
+some eight steps, one that promises 1 % after fifty, one that promises a half never; and the sooner after the
 last change, the more it takes. Each load has a width of its own, so one that has just grown is not held up.
 """
 
