@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gateway.parsers.deltas import CallArguments, CallStart, ContentDelta, Delta, new_call_id
+from gateway.parsers.call_deltas import CallDeltas
+from gateway.parsers.deltas import ContentDelta, Delta
 from gateway.parsers.held_text import WHITESPACE, split_held
 from gateway.parsers.json_call import JsonCall
 
@@ -13,7 +14,7 @@ TOO_MANY = "}])" + WHITESPACE
 """What models put behind a call that has ended already."""
 
 
-class HermesTools:
+class HermesTools(CallDeltas):
     """Splits text into content and calls. Owner: one sequence.
 
     What follows ``<tool_call>`` and is no call is content, its tag included. Whitespace between content and
@@ -26,6 +27,7 @@ class HermesTools:
     MARKERS = (OPEN, CLOSE)
 
     def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__()
         self._call: JsonCall | None = None
         self._held = ""
         self._gap = ""
@@ -33,9 +35,6 @@ class HermesTools:
         self._drops_whitespace = False
         """Until there is anything else behind a call."""
         self._is_behind_call = False
-        self.num_calls = 0
-        """Calls that have begun."""
-        self.num_complete_calls = 0
 
     def push(self, text: str) -> list[Delta]:
         """Return what ``text`` adds. Mutates."""
@@ -76,15 +75,8 @@ class HermesTools:
         return rest
 
     def _read_call(self, call: JsonCall, text: str, deltas: list[Delta]) -> str:
-        had_started = call.has_started
-        rest = text[call.push(text) :]
-        if call.has_started and not had_started:
-            deltas.append(CallStart(self.num_calls, new_call_id(), str(call.name)))
-            self.num_calls += 1
-        if arguments := call.take_arguments():
-            deltas.append(CallArguments(self.num_calls - 1, arguments))
-        if call.is_done or (call.has_failed and call.has_started):
-            self.num_complete_calls += 1
+        rest, is_over = self._feed(call, text, deltas)
+        if is_over:
             self._call, self._is_behind_call = None, True
         elif call.has_failed:
             self._call = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum, auto
 
-from gateway.parsers.deltas import CallArguments, CallStart, ContentDelta, Delta, new_call_id
+from gateway.parsers.call_deltas import CallDeltas
+from gateway.parsers.deltas import ContentDelta, Delta
 from gateway.parsers.held_text import WHITESPACE
 from gateway.parsers.json_call import JsonCall
 
@@ -24,7 +25,7 @@ class _State(Enum):
     CONTENT = auto()
 
 
-class Llama3Tools:
+class Llama3Tools(CallDeltas):
     """Tells calls from content. Owner: one sequence.
 
     No tag says what a call is, so only an object with a call's keys and the name of a tool of the request is
@@ -37,13 +38,11 @@ class Llama3Tools:
     MARKERS = (PYTHON_TAG,)
 
     def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__()
         self._names = frozenset(names)
         self._state = _State.BEFORE
         self._call = JsonCall(self._names, is_strict=True)
         self._held = ""
-        self.num_calls = 0
-        """Calls that have begun."""
-        self.num_complete_calls = 0
 
     def push(self, text: str) -> list[Delta]:
         """Return what ``text`` adds. Mutates."""
@@ -89,15 +88,8 @@ class Llama3Tools:
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
         call = self._call
-        had_started = call.has_started
-        rest = text[call.push(text) :]
-        if call.has_started and not had_started:
-            deltas.append(CallStart(self.num_calls, new_call_id(), str(call.name)))
-            self.num_calls += 1
-        if arguments := call.take_arguments():
-            deltas.append(CallArguments(self.num_calls - 1, arguments))
-        if call.is_done or (call.has_failed and call.has_started):
-            self.num_complete_calls += 1
+        rest, is_over = self._feed(call, text, deltas)
+        if is_over:
             self._state = _State.BEHIND_CALL
         elif call.has_failed:
             self._state = _State.CONTENT
