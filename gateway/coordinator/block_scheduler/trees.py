@@ -110,9 +110,9 @@ class Calibration:
         place = np.clip((scores - LEAST_BIN_SCORE) / _BIN_WIDTH, 0.0, NUM_SCORE_BINS - 1.0)
         low = np.minimum(place.astype(np.int64), NUM_SCORE_BINS - 2)
         share = place - low
+        self._trials *= decay
+        self._hits *= decay
         for bins, weights in ((low, 1.0 - share), (low + 1, share)):
-            self._trials *= 1.0 if bins is not low else decay
-            self._hits *= 1.0 if bins is not low else decay
             self._trials += np.bincount(bins, weights, NUM_SCORE_BINS)
             self._hits += np.bincount(bins, weights * is_hit, NUM_SCORE_BINS)
         self._map = None
