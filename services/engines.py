@@ -16,8 +16,10 @@ from drafter.checkpoint import load_draft_model
 from drafter.checkpoint.pairing import check_values, pair_values
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
+from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
+from verifier.grammars import GrammarPool, load_vocabulary
 from verifier.target import TargetModel
 
 
@@ -99,7 +101,10 @@ def build_verifier(
         target.dtype,
         target.device,
     )
-    return VerifierEngine(target, pool, feature_pool, taps)
+    path, vocab_size = spec.target_path, target.vocab_size
+    ends = end_token_ids(path)
+    grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
+    return VerifierEngine(target, pool, feature_pool, taps, grammars)
 
 
 def build_drafter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,8 @@ from dflash_wire.ports import MAX_TREE_POSITIONS
 from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
+from services.model_files import end_token_ids, read_json
 from services.spec import DrafterSpec, EngineSpec
-
-
-def _read_json(path: Path, is_required: bool) -> dict[str, Any]:
-    if not path.is_file():
-        if is_required:
-            raise ConfigError(f"{path} is missing")
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return values
 
 
 def _package_version() -> str:
@@ -64,7 +50,7 @@ def _check_policy(policy: str, max_draft_block_size: int, max_tree_positions: in
 
 
 def _drafter_limits(target: dict[str, Any], drafter: DrafterSpec) -> DrafterLimits:
-    draft = _read_json(Path(drafter.path) / "config.json", is_required=True)
+    draft = read_json(Path(drafter.path) / "config.json", is_required=True)
     _check_pair(target, draft, drafter.path)
     nested = draft.get("dflash_config") or {}
     return DrafterLimits(drafter.name, int(nested.get("block_size", draft.get("block_size", 16))))
@@ -77,11 +63,9 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         ConfigError: a config file is missing or broken, a drafter does not fit, or the default policy is
             not one of every drafter's.
     """
-    target = _read_json(Path(spec.target_path) / "config.json", is_required=True)
-    generation = _read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
+    target = read_json(Path(spec.target_path) / "config.json", is_required=True)
+    generation = read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
     drafters = tuple(_drafter_limits(target, drafter) for drafter in spec.drafters)
-    eos = generation.get("eos_token_id", target.get("eos_token_id"))
-    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     most_nodes = min(MAX_TREE_POSITIONS, spec.max_step_positions)
     for drafter in drafters:
         _check_policy(args.engine.policy, drafter.max_draft_block_size, most_nodes)
@@ -99,7 +83,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         model_id=args.model.id,
         max_context=spec.longest_sequence(int(target["max_position_embeddings"])),
         vocab_size=int(target["vocab_size"]),
-        eos_token_ids=tuple(int(i) for i in eos_ids),
+        eos_token_ids=end_token_ids(spec.target_path),
         max_draft_block_size=max(drafter.max_draft_block_size for drafter in drafters),
         max_tree_positions=most_nodes,
         drafters=drafters,

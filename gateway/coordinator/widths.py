@@ -57,11 +57,14 @@ def node_budget(sharing: list[int], decision: Decision | None) -> NodeBudget | N
 
 
 def traffic_class(sequence: Sequence) -> str:
-    """Sequences of one class are expected to be drafted alike: by drafter, temperature and mode."""
+    """Sequences of one class are expected to be drafted alike: by drafter, temperature and mode, and whether
+    they follow a grammar, which corrects drafts."""
     temperature = sequence.request.sampling.temperature
     heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
     mode = ":rejection" if sequence.request.sampling.rejects and temperature > 0 else ""
-    return f"{sequence.drafter}:{heat}{mode}"
+    processors = sequence.request.processors
+    form = ":guided" if processors is not None and processors.grammar else ""
+    return f"{sequence.drafter}:{heat}{mode}{form}"
 
 
 class WidthChooser:
