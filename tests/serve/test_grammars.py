@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
-from served_app import ServedApp, snapshot
+from served_app import ServedApp, groups
 
 pytestmark = [
     pytest.mark.serve,
@@ -224,7 +224,8 @@ async def test_metrics_count_what_was_forced(served: ServedApp, client: openai.A
     asked["extra_body"]["guided_choice"] = [text]
     answer = await client.chat.completions.create(messages=QUESTION, **asked)
     assert answer.choices[0].message.content == text
-    counts = snapshot(served)["guided"]
+    (group,) = await groups(served)
+    counts = group["guided"]
     assert counts["num_guided_tokens"] > counts["num_forced_tokens"] > 0, "at least the end is"
     assert counts["num_written_drafts"] > 0
     async with httpx.AsyncClient(base_url=served.base_url) as http:
