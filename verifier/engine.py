@@ -152,10 +152,11 @@ class VerifierEngine:
                 walk = slot.grammar.walk(p.draft_token_ids, p.parents, p.rejects)
                 packed[i] = p = with_drafts(p, walk.draft_token_ids)
             first = p.row.start_position + len(p.row.token_ids) - slot.num_prompt
-            drafts = (
-                ((), (), (0,)) if p.row.is_prefill else (p.draft_token_ids, p.parents, p.depths)
-            )
-            found[i] = ProcessedRow(slot, p.logits_offset, first, *drafts, walk)
+            if p.row.is_prefill:
+                found[i] = ProcessedRow(slot, p.logits_offset, first, walk=walk)
+            else:
+                drafts, parents, depths = p.draft_token_ids, p.parents, p.depths
+                found[i] = ProcessedRow(slot, p.logits_offset, first, drafts, parents, depths, walk)
         return found
 
     def _advance(
