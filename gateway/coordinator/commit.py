@@ -122,11 +122,13 @@ def _num_known(row: Row) -> int | None:
 
 def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """Cut a row's tokens at the first stop token (kept) or at the length limit. Does not mutate."""
-    token_ids = token_ids[: sequence.num_remaining]
-    for index, token_id in enumerate(token_ids):
-        if token_id in sequence.stop_token_ids:
-            return token_ids[: index + 1], FinishReason.STOP
-    is_full = len(token_ids) == sequence.num_remaining
+    num_remaining = sequence.num_remaining
+    token_ids = token_ids[:num_remaining]
+    if not sequence.stop_token_ids.isdisjoint(token_ids):
+        for index, token_id in enumerate(token_ids):
+            if token_id in sequence.stop_token_ids:
+                return token_ids[: index + 1], FinishReason.STOP
+    is_full = len(token_ids) == num_remaining
     return token_ids, FinishReason.LENGTH if is_full else None
 
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dflash_wire.processors import RowExtras, TokenLogprobs
-from dflash_wire.records import GenerationRequest, GenerationStats
+from dflash_wire.records import GenerationRequest, GenerationStats, SamplingParams
 from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
 from gateway.coordinator.prefix_cache import PageNames
+
+WARM = 0.75
+"""Temperatures above this are a class of their own: their drafts fare worse."""
+
+
+def traffic_class(drafter: int, sampling: SamplingParams) -> str:
+    """Name a class by drafter, temperature and mode."""
+    temperature = sampling.temperature
+    heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
+    mode = ":rejection" if sampling.rejects and temperature > 0 else ""
+    return f"{drafter}:{heat}{mode}"
 
 
 class PendingIngest(NamedTuple):
@@ -74,6 +85,7 @@ class Sequence:
         "stats",
         "stop_token_ids",
         "token_ids",
+        "traffic_class",
     )
 
     def __init__(
@@ -91,6 +103,8 @@ class Sequence:
         """Index of the drafter that drafts for it."""
         self.context = drafter if policy.may_draft else None
         """Index of the drafter that keeps its context, if one does."""
+        self.traffic_class = traffic_class(drafter, request.sampling)
+        """Sequences of one class are expected to be drafted alike."""
         self.extras: RowExtras | None = None
         """Of its verify rows; set when it begins to decode."""
         self.max_length = max_length
