@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit test-exhaustive lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit test-exhaustive test-clients lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,14 @@ test-unit: $(STAMP_TEST) ## run the tests that need neither Ray nor a server
 
 test-exhaustive: $(STAMP_TEST) ## 5,000 random requests and drafts against plain decoding (a quarter of an hour)
 	@DFLASH_CASES=5000 $(PY) -m pytest tests/unit/services/test_sampling_property.py $(ARGS)
+
+# Packages of other languages and frameworks go into folders of their own, not into .venv.
+test-clients: $(STAMP_TEST) ## official and framework clients of Python and JavaScript (npm, node 20+)
+	@command -v npm >/dev/null || echo "There is no npm here: JavaScript clients are skipped" >&2
+	@! command -v npm >/dev/null || npm ci --prefix tests/clients --ignore-scripts --no-audit --no-fund
+	@test -x build/langchain/bin/python || $(PY) -m venv build/langchain
+	@build/langchain/bin/pip --quiet --disable-pip-version-check --no-input install -r tests/clients/requirements.txt
+	@$(PY) -m pytest tests/e2e/test_openai_client.py tests/e2e/test_other_clients.py $(ARGS)
 
 lint: $(STAMP_TEST) $(STAMP_DEV) ## ruff check and format, codespell, mypy
 	@$(VENV)/bin/ruff check .
