@@ -27,7 +27,6 @@ def dflash(policy: str) -> dict[str, Any]:
 
 
 def test_ready_within_a_minute(server: StartedServer) -> None:
-    # Of the start alone: Serve logs every status that a gRPC call ends with as an exception.
     assert server.startup_log
     assert "Traceback" not in server.startup_log
 
