@@ -14,9 +14,10 @@ export const scriptedModel = 'demo/model';
 
 export const question = 'Tom has 3 apples and buys 4 more. How many apples now?';
 
+// Few values, so that a small model comes to an end.
 export const schema = {
   type: 'object',
-  properties: { answer: { type: 'integer' } },
+  properties: { answer: { type: 'integer', enum: [3, 4, 7] } },
   required: ['answer'],
   additionalProperties: false,
 };

@@ -120,7 +120,7 @@ class LangChain(unittest.TestCase):
         schema = {
             "title": "answer",
             "type": "object",
-            "properties": {"answer": {"type": "integer"}},
+            "properties": {"answer": {"type": "integer", "enum": [3, 4, 7]}},
             "required": ["answer"],
             "additionalProperties": False,
         }

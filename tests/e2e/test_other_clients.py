@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,16 @@ from started_server import ROOT, StartedServer
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 
 PROGRAMS = ROOT / "tests" / "clients"
-LANGCHAIN_PYTHON = ROOT / "build" / "langchain" / "bin" / "python"
+PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 OLDEST_NODE = 20
+COMPLY = (
+    "chat-basic-response",
+    "chat-system-prompt",
+    "chat-multi-turn",
+    "chat-streaming-response",
+    "chat-streaming-usage",
+    "chat-error-handling",
+)
 TIMEOUT_S = 240
 
 
@@ -72,8 +81,28 @@ def test_javascript(program: str, num_tests: int, environment: dict[str, str]) -
     assert int(passed) >= num_tests
 
 
+def python() -> Path:
+    """Return the other environment's interpreter, or skip."""
+    if not PYTHON.exists():
+        pytest.skip("build/clients is not there: make test-clients")
+    return PYTHON
+
+
 def test_langchain(environment: dict[str, str]) -> None:
-    if not LANGCHAIN_PYTHON.exists():
-        pytest.skip("langchain-openai is not installed: make test-clients")
-    output = run([LANGCHAIN_PYTHON, "-m", "unittest", "-v", "langchain_client"], environment)
+    output = run([python(), "-m", "unittest", "-v", "langchain_client"], environment)
     assert "Ran 8 tests" in output
+
+
+def test_llm_comply(environment: dict[str, str]) -> None:
+    """What it asks of chat, less images and forced calls. It wants answers that end by themselves, which the
+    scripted model's do and the embedded one's often do not."""
+    output = run(
+        [
+            *(python(), "-m", "llm_comply.cli", "--format", "openai-chat", "--json"),
+            *("-u", f"{environment['DFLASH_SCRIPTED_URL']}/v1", "-k", "none"),
+            *("-m", "demo/model", "-f", ",".join(COMPLY)),
+        ],
+        environment,
+    )
+    results = json.loads(output[output.index("{") :])["results"]
+    assert {result["id"]: result["status"] for result in results} == dict.fromkeys(COMPLY, "passed")
