@@ -99,7 +99,7 @@ def build_verifier(
         target.dtype,
         target.device,
     )
-    return VerifierEngine(target, pool, feature_pool, taps)
+    return VerifierEngine(target, pool, feature_pool, taps, spec.is_deterministic)
 
 
 def build_drafter(

@@ -58,6 +58,7 @@ class EngineSpec:
     max_context: int
     verifier_threads: int
     drafter_threads: int
+    is_deterministic: bool = False
 
     @property
     def drafter_path(self) -> str:
@@ -91,4 +92,5 @@ def make_spec(args: AppArgs) -> EngineSpec:
         max_context=args.engine.max_context,
         verifier_threads=args.verifier.num_threads,
         drafter_threads=args.drafter.num_threads,
+        is_deterministic=args.engine.deterministic,
     )

@@ -14,11 +14,13 @@ from torch import Tensor
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_ops.tokenwise import plan_tokenwise
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.proposals import unpacked_proposals
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
 from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.determinism import check_deterministic
 from verifier.logprobs import Asked, logprobs_of
 from verifier.packing import PackedRow, pack_rows
 from verifier.processors import ProcessedRow, process
@@ -38,6 +40,10 @@ class VerifierEngine:
         pool: its KV pool.
         feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
         target_layer_ids: tapped layers, in the drafter's order.
+        is_deterministic: give tokens the same bits whatever stands beside them.
+
+    Raises:
+        ConfigError: that is not possible with this target.
     """
 
     def __init__(
@@ -46,7 +52,11 @@ class VerifierEngine:
         pool: PagedPool,
         feature_pool: Tensor,
         target_layer_ids: list[int],
+        is_deterministic: bool = False,
     ) -> None:
+        if is_deterministic:
+            check_deterministic(target)
+        self._is_deterministic = is_deterministic
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool
@@ -96,6 +106,9 @@ class VerifierEngine:
                 visible, depths = ancestor_mask(p.parents), p.depths
             start = p.row.start_position
             rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
+        if self._is_deterministic:
+            plan = plan_tokenwise(rows, self.pool, self.target.reaches)
+            return StepAttention([], tokenwise=plan)
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
         return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches)
 
