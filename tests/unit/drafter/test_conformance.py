@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest

@@ -34,17 +34,23 @@ def save_pair(path: Path) -> None:
     save_public(path / "eagle3", values, random_tensors(values, {}))
 
 
-def spec_of(path: Path, drafter: str, drafters: dict[str, str] | None = None) -> EngineSpec:
-    """A spec with pools that run short."""
+def spec_of(
+    path: Path,
+    drafter: str,
+    drafters: dict[str, str] | None = None,
+    num_pages: int = 40,
+    max_context: int = 120,
+) -> EngineSpec:
+    """A spec whose pools run short, unless they are to be larger."""
     torch.set_num_threads(1)
     args: dict[str, Any] = {
         "model": {"target": str(path / "target"), "drafter": drafter, "drafters": drafters or {}},
         "engine": {
-            "num_pages": 40,
+            "num_pages": num_pages,
             "page_size": 4,
             "max_step_positions": 96,
             "max_rows": 6,
-            "max_context": 120,
+            "max_context": max_context,
         },
     }
     return make_spec(AppArgs.model_validate(args))
@@ -62,10 +68,16 @@ class WatchedRing:
         self.ring = ring
         self.plans: list[StepPlan] = []
         self.results: list[StepResult] = []
+        self.drafts: dict[int, list[list[int]]] = {}
+        """Of every sequence, cycle by cycle."""
 
     def send(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         self.ring.send(plan)
+        found = self.ring._in_flight[-1][1]
+        for row, drafts in zip(plan.rows, found.draft_token_ids, strict=True):
+            if row.width > 1:
+                self.drafts.setdefault(row.seq_id, []).append(drafts)
 
     def receive(self, step_id: int) -> StepResult:
         self.results.append(self.ring.receive(step_id))
@@ -88,7 +100,7 @@ def mixed_requests(policies: tuple[str, ...], seed: int = 3) -> list[GenerationR
                 rng.choice((1, 7, 25, 40)),
                 SamplingParams(temperature, seed=i),
                 rng.sample(range(VOCAB), k=rng.choice((0, 2))),
-                rng.choice(policies),
+                policies[i % len(policies)],
             )
         )
     return requests

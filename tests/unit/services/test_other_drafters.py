@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from eagle_helpers import decoder_values, random_tensors, save_public
 from local_engines import Collector
 from other_drafters import (
     CHAINS,
@@ -24,7 +24,6 @@ from other_drafters import (
 from dflash_wire.codec import decode_plan, decode_result, encode_plan, encode_result
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError
-from dflash_wire.ports import EngineLimits
 from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan
 from drafter.eagle3.engine import Eagle3Drafter
 from drafter.ngram import NgramDrafter
@@ -33,7 +32,7 @@ from gateway.coordinator.block_scheduler.cost_table import CostTable
 from gateway.coordinator.block_scheduler.scheduler import SchedulerSettings
 from gateway.coordinator.block_scheduler.sweep import sweep, sweep_cells
 from services.engines import build_drafter, draft_facts, load_drafter
-from services.local import LocalRing
+from services.local import LocalRing, build_local_ring
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(300)]
 
@@ -80,23 +79,20 @@ def test_mixed_requests_equal_each_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cycles_after_a_hit_are_those_of_a_miss(pair: Path, kind: str) -> None:
+def test_drafts_after_a_hit_are_those_of_a_miss(pair: Path, kind: str) -> None:
     """Shared pages bring what the drafter knows of them."""
-    ring, limits = build(pair, name_of(pair, kind))
+    ring, limits = build_local_ring(spec_of(pair, name_of(pair, kind), num_pages=400))
     requests = [
         replace(r, prompt_token_ids=r.prompt_token_ids + [i] * 3, sampling=SamplingParams())
         for i, r in enumerate(mixed_requests(("static:5",)))
         if len(r.prompt_token_ids) > 10
     ]
-
-    def cycles(sink: Collector) -> list[Any]:
-        chunks = [sink.chunks[r.request_id] for r in requests]
-        return [[(c.cycle.num_accepted_drafts, c.token_ids) for c in m if c.cycle] for m in chunks]
-
-    miss, _ = answers(ring, limits, requests, per_step=1, caches_prefixes=False, cohorts=(1,))
-    hit, _ = answers(ring, limits, requests, per_step=1, cohorts=(1,))
-    assert sum(hit.num_cached(r.request_id) > 0 for r in requests) > 3
-    assert cycles(hit) == cycles(miss)
+    miss, hit = WatchedRing(ring), WatchedRing(ring)
+    answers(miss, limits, requests, per_step=1, caches_prefixes=False, cohorts=(1,))
+    sink, coordinator = answers(hit, limits, requests, per_step=1, cohorts=(1,))
+    assert sum(sink.num_cached(r.request_id) > 0 for r in requests) > 3
+    assert coordinator.snapshot().num_preemptions == 0
+    assert hit.drafts == miss.drafts and any(map(any, hit.drafts.values()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,14 +119,18 @@ def test_only_verified_drafts_are_counted(pair: Path) -> None:
     """Where nothing repeats, nothing is drafted, and the row is no wider than plain decoding."""
     ring, limits = build(pair, "ngram")
     watched = WatchedRing(ring)
-    new = GenerationRequest("new", list(range(9, 40)), 30, SamplingParams(1.0, seed=1), [], "static:8")
+    new = GenerationRequest(
+        "new", list(range(9, 40)), 30, SamplingParams(1.0, seed=1), [], "static:8"
+    )
     repeated = GenerationRequest("repeated", [5, 6, 7] * 9, 30, policy="static:8")
     sink, coordinator = answers(watched, limits, [new, repeated], cohorts=(1,))
     cycles = {name: [c.cycle for c in sink.chunks[name] if c.cycle] for name in sink.chunks}
     assert {c.num_draft_tokens for c in cycles["new"]} <= {0, *range(1, 8)}
     assert cycles["new"][0].num_draft_tokens == 0
     assert max(c.num_draft_tokens for c in cycles["repeated"]) == 7
-    assert all(c.num_accepted_drafts <= c.num_draft_tokens for mine in cycles.values() for c in mine)
+    assert all(
+        c.num_accepted_drafts <= c.num_draft_tokens for mine in cycles.values() for c in mine
+    )
     assert coordinator.snapshot().totals.num_draft_tokens == sum(
         c.num_draft_tokens for mine in cycles.values() for c in mine
     )
@@ -173,14 +173,9 @@ def test_without_a_drafter_every_policy_is_plain_decoding(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sweep_measures_what_it_says(pair: Path, kind: str) -> None:
     """Every made-up row is drafted in full, so that a width's price is that of its positions."""
-    ring, limits = build(pair, name_of(pair, kind))
+    spec = spec_of(pair, name_of(pair, kind), num_pages=400, max_context=200)
+    ring, limits = build_local_ring(spec)
     watched = WatchedRing(ring)
-    limits = replace(limits, max_context=200, num_pages=400)
-    pools = spec_of(pair, name_of(pair, kind))
-    spec = replace(pools, num_pages=400, max_context=200)
-    from services.local import build_local_ring
-
-    watched = WatchedRing(build_local_ring(spec)[0])
     widths = [1, 2, 8, 16]
     samples = sweep(watched, limits, widths, most_s=600.0)
     assert {(s.num_rows, s.width) for s in samples} == {
@@ -217,14 +212,17 @@ def test_draft_time_of_a_chain_grows_with_its_width(pair: Path) -> None:
 
 
 def test_pairs_that_cannot_work_are_refused(pair: Path, tmp_path: Path) -> None:
+    values = decoder_values(vocab_size=65)
+    tensors = random_tensors(values, {"draft_vocab_size": 65})
+    del tensors["d2t"], tensors["t2d"]
+    taps = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+    save_public(tmp_path / "larger", {**values, "eagle_config": taps}, tensors)
     with pytest.raises(ConfigError, match="vocab_size is 64 in the target and 65"):
-        from eagle_helpers import decoder_values, random_tensors, save_public
-
-        values = decoder_values(vocab_size=65, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3, 4]})
-        tensors = random_tensors(values, {"draft_vocab_size": 65})
-        tensors = {k: v for k, v in tensors.items() if k not in ("d2t", "t2d")}
-        save_public(tmp_path / "a", values, tensors)
-        build(pair, str(tmp_path / "a"))
+        build(pair, str(tmp_path / "larger"))
+    values = decoder_values()
+    save_public(tmp_path / "usual", values, random_tensors(values, {}))
+    with pytest.raises(ConfigError, match=r"different layers, counted from 1: \[2, 3, 3\]"):
+        build(pair, str(tmp_path / "usual"))  # six layers have no three usual ones
 
 
 def test_kinds_are_told_by_their_configs(pair: Path) -> None:
@@ -234,4 +232,4 @@ def test_kinds_are_told_by_their_configs(pair: Path) -> None:
     assert facts.taps == [1, 2, 3] and facts.config["hidden_size"] == 32
     (drafter,) = build(pair, "ngram")[0].drafters
     assert isinstance(drafter, NgramDrafter)
-    assert VOCAB == facts.config["vocab_size"]
+    assert facts.config["vocab_size"] == VOCAB
