@@ -119,7 +119,7 @@ class Reference:
         padded = torch.cat([features, torch.zeros(len(drafts), features.shape[1])])
         self.model(
             padded[None],
-            torch.tensor([known[1:] + [0]])[:, : len(padded)],
+            torch.tensor([[*known[1:], 0]])[:, : len(padded)],
             torch.zeros(1, len(padded), dtype=torch.int64),
             ttt_steps=len(drafts),
         )
@@ -179,7 +179,7 @@ def test_every_cycle_of_a_sequence(
         torch.testing.assert_close(actual[:, kept], expected, atol=5e-5, rtol=1e-4)
         assert drafts == kept[expected.argmax(dim=1)].tolist()
         spread.append(float(expected.std()))
-        token_ids += drafts[: rng.randint(0, 3)] + [rng.randrange(VOCAB)]  # some are accepted
+        token_ids += [*drafts[: rng.randint(0, 3)], rng.randrange(VOCAB)]  # some are accepted
     assert min(spread) > 0.3, "flat logits would prove little"
 
 
