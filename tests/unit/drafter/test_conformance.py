@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-import torch
 from drafter_helpers import (
     NUM_TARGET_LAYERS,
     PAGE_SIZE,
@@ -149,6 +148,20 @@ def test_pieces_and_pauses_do_not_matter(kind: Kind) -> None:
         assert drafter.run(StepPlan(2, [row], waiting)).draft_token_ids == expected
 
 
+def test_sequences_go_on_together(kind: Kind) -> None:
+    """What each needs of the ingest before is its own."""
+    tables = page_tables(4)
+    texts = [text(i + 20, length) for i, length in enumerate((9, 15, 22, 12))]
+    parts = list(enumerate(zip(texts, tables, (3, 8, 13, 5), strict=True)))
+    rows = [row_of(tokens, pages, 7) for _, (tokens, pages, _) in parts]
+    whole_texts = [whole(tokens, pages, 25 * i) for i, (tokens, pages, _) in parts]
+    expected = kind.make(1).run(StepPlan(0, rows, whole_texts)).draft_token_ids
+    drafter = kind.make(1)
+    drafter.run(StepPlan(0, [], [feed(t, pages, 0, cut, 25 * i) for i, (t, pages, cut) in parts]))
+    rest = [feed(t, pages, cut, len(t) - 1, 25 * i) for i, (t, pages, cut) in parts]
+    assert drafter.run(StepPlan(1, rows, rest)).draft_token_ids == expected
+
+
 def test_a_single_stride_of_plain_steps(kind: Kind) -> None:
     """Features of plain decoding lie apart (``Ingest.stride``)."""
     tokens, (pages,) = text(3), page_tables(1)
@@ -249,11 +262,3 @@ def test_forbidden_tokens_are_not_drafted(kind: Kind) -> None:
     kept = drafter.run(plan).draft_token_ids[0]
     assert set(kept) <= set(allowed)
     assert len(kept) == 8 if kind.always_drafts else kept == free[:2]
-
-
-def test_inference_leaves_no_gradients(kind: Kind) -> None:
-    tokens, (pages,) = text(13), page_tables(1)
-    drafter = kind.make(1)
-    drafter.run(StepPlan(0, [row_of(tokens, pages, 4)], [whole(tokens, pages)]))
-    pool = getattr(getattr(drafter, "pool", None), "data", torch.zeros(1))
-    assert not pool.requires_grad
