@@ -91,6 +91,8 @@ class VerifierEngine:
             verify_began_s=began,
             trees=trees if any(trees) else None,
         )
+        if any(p.is_short for p in packed):
+            result.num_drafted = [len(p.draft_token_ids) for p in packed]
         if has_extras:
             result.logprobs = self._logprobs(packed, logits, committed, kept)
             result.prompt_logprobs = self._prompt_logprobs(packed, hidden)

@@ -43,6 +43,8 @@ def num_fair_trials(row: Row, token_ids: list[int], commit: RowCommit) -> int:
         row: a verify row.
         token_ids: what the verifier committed, not clipped: accepted drafts and the bonus.
         commit: what was left of it.
+
+    A token that the drafter left out of a chain counts as a rejected one: it brings as little.
     """
     if len(commit.token_ids) < len(token_ids):
         return commit.num_accepted_drafts  # cut by a stop token or the length limit

@@ -43,6 +43,7 @@ __all__ = [
     "Reach",
     "StepAttention",
     "Visible",
+    "attend_last",
     "attend_packed",
     "gathered_attention",
     "plan_attention",
@@ -226,7 +227,10 @@ def _attend_group(
     scale: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
+    """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``.
+
+    Without a mask, rows may have more keys of their own than queries: ``step_kv [R*K, 2, G, D]``.
+    """
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = step_kv.shape[2]
@@ -235,7 +239,7 @@ def _attend_group(
         .permute(0, 2, 3, 1, 4)
         .reshape(rows, num_kv_heads, -1, head_dim)
     )
-    own = step_kv.reshape(rows, width, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+    own = step_kv.reshape(rows, -1, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
     out, weight = _attend(folded, own[0], own[1], group.mask, scale)
     if any(group.contexts):
         context_out, context_weight = _attend_contexts(group, folded, layer, scale)
@@ -282,6 +286,25 @@ def attend_packed(
     for group in groups:
         out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale, sinks)
     return out
+
+
+def attend_last(
+    query: Tensor, own_kv: Tensor, step: StepAttention, layer_idx: int, scale: float
+) -> Tensor:
+    """Attention of the last token of each row, where those before it have keys and values already.
+
+    Args:
+        query: ``[R, H, D]``, rotated.
+        own_kv: ``[R, K, 2, G, D]`` of the row's own tokens, the last one's last.
+        step: metadata of a pass of as many rows of width 1, all causal.
+        layer_idx: selects the pool's layer.
+        scale: softmax scale.
+
+    Returns:
+        ``[R, H, D]``.
+    """
+    (group,) = step.groups
+    return _attend_group(group, query, own_kv.flatten(0, 1), layer_idx, scale, None)
 
 
 def _attend_placed(
