@@ -49,6 +49,7 @@ $(PY):
 $(STAMP): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing into $(VENV); the first time takes a few minutes"
 	@$(PIP) --editable .
+	@$(PIP) --no-deps xgrammar  # without triton, see pyproject.toml
 	@touch $@
 
 # The public `dflash` package is only a reference for tests and `make bench`, `speculators` for tests. They pin

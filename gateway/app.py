@@ -30,7 +30,7 @@ from gateway.middleware import RequestEnvelope
 from gateway.openapi import install_document
 from gateway.operations import operations_router
 from gateway.responses_endpoint import responses_router
-from gateway.state import GatewaySettings, GatewayState, StateProvider
+from gateway.state import GatewaySettings, GatewayState, GrammarCheck, StateProvider
 from gateway.token_endpoints import token_router
 
 
@@ -39,11 +39,12 @@ def create_app(
     tokenizer: ChatTokenizer,
     settings: GatewaySettings,
     *,
+    grammar_check: GrammarCheck | None = None,
     metrics: GatewayMetrics | None = None,
     sends_request_id: bool = True,
 ) -> FastAPI:
     """Return the gateway over an engine that exists; see ``create_app_from`` for the rest."""
-    state = GatewayState(engine, tokenizer, settings)
+    state = GatewayState(engine, tokenizer, settings, grammar_check=grammar_check)
     return create_app_from(lambda: state, metrics=metrics, sends_request_id=sends_request_id)
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from gateway.base_schemas import StrictBody, problem
+from gateway.grammar_fields import GrammarFields
 from gateway.processor_fields import ProcessorFields
 from gateway.tool_schemas import Json, Tool, ToolCall, ToolChoice
 
@@ -151,7 +152,7 @@ class DFlashOptions(BaseModel):
     )
 
 
-class GenerationBody(ProcessorFields, StrictBody):
+class GenerationBody(ProcessorFields, GrammarFields, StrictBody):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str

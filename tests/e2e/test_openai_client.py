@@ -248,3 +248,22 @@ def test_operations_endpoints(server: StartedServer) -> None:
     assert set(missing.json()["error"]) == {"message", "type", "param", "code"}
     metrics = httpx.get(f"{server.base_url}/metrics").text
     assert "dflash_accepted_drafts_total{" in metrics
+
+
+def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["apples"],
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": schema}}
+    texts = {
+        ask(client, model, response_format=form, extra_body=dflash(policy))
+        .choices[0]
+        .message.content
+        for policy in ("off", "static:8")
+    }
+    (text,) = texts
+    assert 0 <= json.loads(text)["apples"] <= 99
+    with pytest.raises(openai.BadRequestError, match="parenthesis"):
+        ask(client, model, extra_body={"guided_regex": "(a"})

@@ -121,9 +121,9 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras", "others"),
     [
-        (("services", "gateway", "drafter", "verifier", "proto"), (), {"dflash"}),
+        (("services", "gateway", "drafter", "verifier", "proto"), ("guided",), {"dflash"}),
         (("loadtest",), ("loadtest",), set()),
-        (("tests",), ("test",), {"dflash", "proto", "speculators", *LANGCHAIN}),
+        (("tests",), ("test", "guided"), {"dflash", "proto", "speculators", *LANGCHAIN}),
     ],
     ids=["packages", "loadtest", "tests"],
 )
