@@ -6,10 +6,8 @@ prefix that is valid there is valid here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,19 +21,16 @@ from dflash_ops.paging import PagedPool
 from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.processors import DraftBias
-from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
+from dflash_wire.records import Ingest, Row
 from drafter.biases import apply_biases
 from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.convolution import packed_draft_layers
+from drafter.drafter import Draft, Drafter
 from drafter.head import DraftHead
 from drafter.model import DraftModel
-from drafter.node_budget import add_trees
-from drafter.proposals import SampledDraft, sample_drafts
-from drafter.tree import DraftTree, grow_trees
-
-Moved = TypeVar("Moved", Row, Ingest)
-Draft = list[int] | DraftTree | SampledDraft
+from drafter.proposals import sample_drafts
+from drafter.tree import grow_trees
 
 
 class SlotRuns:
@@ -71,15 +66,8 @@ class SlotRuns:
         return [replace(r, start=r.start + count, end=r.end + count) for r in self.runs]
 
 
-class DrafterEngine:
-    """Drafts blocks with a DFlash draft model.
-
-    Owner of the context pool; nobody else writes it. After ``run`` it covers the committed inputs of
-    every sequence in the plan that this drafter drafts for, that is ``[0, anchor_position)``.
-
-    One engine serves one or several *lanes*: coordinators with a verifier each, which know nothing of each
-    other. Lane i has pages ``[i * num_pages, (i + 1) * num_pages)`` of the context pool, which its plans
-    number from 0, and a FeaturePool of its own.
+class DrafterEngine(Drafter):
+    """Drafts blocks with a DFlash draft model; every lane has a FeaturePool of its own.
 
     Args:
         model: draft model, its attention set to ``dflash_ops.attention.GATHERED``; its layers give
@@ -101,6 +89,7 @@ class DrafterEngine:
         index: int = 0,
         taps: list[int] | None = None,
     ) -> None:
+        super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
         self.model = model
         self._context = ContextProjection(model)  # before the layers give their weights up
         self._has_convolutions = model.settings.convolution is not None
@@ -119,67 +108,8 @@ class DrafterEngine:
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
-        self.index = index
         self._taps = None if taps is None else torch.tensor(taps, device=pool.device)
-        self._lane_pages = pool.num_slots // pool.page_size // len(self.feature_pools)
         self.dtype = borrowed.embedding.dtype
-
-    def run(self, plan: StepPlan) -> DraftResult:
-        """Ingest the previous step's features, then draft. Mutates the context pool.
-
-        Returns:
-            ``width - 1`` draft tokens for every verify row of this drafter that is wider than 1, or a tree of
-            at most so many; nothing for the others.
-        """
-        (result,) = self.run_together([(0, plan)])
-        return result
-
-    @torch.inference_mode()
-    def run_together(self, steps: Sequence[tuple[int, StepPlan]]) -> list[DraftResult]:
-        """Run steps of one or several lanes in one pass. Mutates the context pool.
-
-        Args:
-            steps: lane and plan; no sequence is in two of them.
-
-        Returns:
-            what ``run`` returns, for every step; each reports the time of the whole pass.
-        """
-        began = time.perf_counter()
-        self._ingest([self._ingests_of(lane, plan) for lane, plan in steps])
-        results = [DraftResult.nothing(plan) for _, plan in steps]
-        rows: list[Row] = []
-        places: list[tuple[int, int]] = []
-        for step, (lane, plan) in enumerate(steps):
-            for i, row in enumerate(plan.rows):
-                if row.width > 1 and row.drafter == self.index:
-                    rows.append(self._moved(row, lane))
-                    places.append((step, i))
-        if rows:
-            trees: list[dict[int, DraftTree]] = [{} for _ in steps]
-            for (step, i), draft in zip(places, self._draft(rows), strict=True):
-                if isinstance(draft, DraftTree):
-                    trees[step][i] = draft
-                elif isinstance(draft, SampledDraft):
-                    results[step].add_sampled(i, *draft)
-                else:
-                    results[step].draft_token_ids[i] = draft
-            for (_, plan), result, mine in zip(steps, results, trees, strict=True):
-                add_trees(result, mine, plan.node_budget)
-        draft_ms = (time.perf_counter() - began) * 1e3
-        for result in results:
-            result.draft_ms, result.began_s = draft_ms, began
-        return results
-
-    def _ingests_of(self, lane: int, plan: StepPlan) -> tuple[int, list[Ingest]]:
-        ingests = [i for i in plan.ingests if i.drafter == self.index]
-        return lane, [self._moved(i, lane) for i in ingests]
-
-    def _moved(self, item: Moved, lane: int) -> Moved:
-        """The same row or ingest with the page ids that the lane's pages have in the pool."""
-        if lane == 0:
-            return item
-        first = lane * self._lane_pages
-        return replace(item, page_ids=[first + page_id for page_id in item.page_ids])
 
     def _ingest(self, lanes: list[tuple[int, list[Ingest]]]) -> None:
         """Project all lanes' features at once and store every layer's keys and values."""

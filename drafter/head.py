@@ -5,12 +5,38 @@ Shape letters: n rows, H hidden, V target vocabulary, v draft vocabulary.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dflash_ops.products import product_of
 from dflash_wire.errors import ConfigError
-from drafter.model import DraftModel
+
+
+class LogitSettings(Protocol):
+    """What is done with logits (see ``DraftSettings``)."""
+
+    @property
+    def output_multiplier(self) -> float:
+        """Comes first."""
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """Comes second."""
+
+
+class HeadSource(Protocol):
+    """What a draft model says of its head."""
+
+    lm_head: nn.Linear | None
+
+    @property
+    def settings(self) -> LogitSettings:
+        """Of the model."""
+
+    def draft_token_ids(self) -> Tensor | None:
+        """The target's ids of the draft vocabulary ``[v]``; None when it is the target's own."""
 
 
 class DraftHead:
@@ -24,7 +50,7 @@ class DraftHead:
         ConfigError: the head has another size than the vocabularies.
     """
 
-    def __init__(self, model: DraftModel, borrowed: Tensor) -> None:
+    def __init__(self, model: HeadSource, borrowed: Tensor) -> None:
         settings = model.settings
         self._multiplier, self._softcap = settings.output_multiplier, settings.logit_softcap
         self._vocab_size = borrowed.shape[0]

@@ -133,7 +133,7 @@ def read_settings(config: Qwen3Config) -> DraftSettings:
     for key, neutral in NEUTRAL_VALUES.items():
         if (value := draft_setting(config, key)) not in neutral:
             raise ConfigError(f"draft config key {key!r} is not supported yet with value {value!r}")
-    _check_rope(config)
+    check_rope(config)
     target_hidden_size = draft_setting(config, "target_hidden_size")
     if target_hidden_size not in (None, config.hidden_size):
         raise ConfigError(
@@ -222,7 +222,15 @@ def _reaches(config: Qwen3Config) -> tuple[Reach, ...]:
     return tuple(reaches)
 
 
-def _check_rope(config: Qwen3Config) -> None:
+def check_rope(config: Any) -> None:
+    """Refuse rotations that are not implemented.
+
+    Args:
+        config: of a Qwen3 or Llama decoder.
+
+    Raises:
+        ConfigError: names the key.
+    """
     rope = dict(config.rope_parameters or {})
     kind = rope.get("rope_type", "default")
     if kind not in ROPE_TYPES:

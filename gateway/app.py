@@ -27,6 +27,7 @@ from gateway.endpoints import openai_router
 from gateway.errors import install_error_handlers
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestEnvelope
+from gateway.openapi import install_document
 from gateway.operations import operations_router
 from gateway.responses_endpoint import responses_router
 from gateway.state import GatewaySettings, GatewayState, GrammarCheck, StateProvider
@@ -69,4 +70,5 @@ def create_app_from(
     app.include_router(operations_router(provider, metrics))
     app.include_router(token_router(provider))
     app.include_router(admin_router(provider))
+    install_document(app)
     return app

@@ -1,4 +1,4 @@
-"""Speed of every block policy beside two reference loops: ``make bench``.
+"""Speed of every block policy, and of other drafters, beside two reference loops: ``make bench``.
 
 One stream, temperature 0. All rows answer a prompt before the next prompt comes, in rotating order, so
 a busy machine slows all of them alike. Prints one table and ends with one line of JSON.
@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from tqdm import tqdm
 
 from loadtest import prompt_sets
+from loadtest.bench_drafters import OWN_ROWS, with_ngram
 from loadtest.bench_report import (
     PLAIN,
     REFERENCE_ROWS,
@@ -46,6 +47,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--policies", default="off,static:4,static:8,static:16")
     parser.add_argument(
+        "--drafters",
+        help="rows of other drafters: name=policy, with commas. A server started here has 'ngram', and gets "
+        f"the row {OWN_ROWS} unless others are named",
+    )
+    parser.add_argument(
         "--no-references", action="store_true", help="leave out the loops without a server"
     )
     parser.add_argument(
@@ -56,6 +62,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error(f"--policies needs {PLAIN!r}: the other rows are compared with it")
     if min(options.num_prompts, options.repeats, options.max_tokens) < 1:
         parser.error("--num-prompts, --repeats and --max-tokens are at least 1")
+    if options.drafters is None:
+        options.drafters = "" if options.base_url else OWN_ROWS
+    if any("=" not in row for row in options.drafters.split(",") if row):
+        parser.error("--drafters wants name=policy, with commas")
     return options
 
 
@@ -102,10 +112,14 @@ def run(options: argparse.Namespace) -> int:
     """
     chosen = prompt_sets.load(options.prompts, limit=options.num_prompts)
     with ExitStack() as stack:
+        if options.drafters and not options.base_url:
+            options.config = stack.enter_context(with_ngram(options.config))
         client = ApiClient(start_server(stack, options))
         references = start_references(stack, options)
         model = client.model_id()
         served = [ServedRow(client, model, policy) for policy in options.policies.split(",")]
+        for name, _, policy in (row.partition("=") for row in options.drafters.split(",") if row):
+            served.append(ServedRow(client, model, policy, name))
         prompts = [
             BenchPrompt(p, references[0].token_ids(p) if references else None) for p in chosen
         ]

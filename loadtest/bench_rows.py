@@ -69,12 +69,24 @@ class ApiClient:
 
 
 class ServedRow:
-    """A block policy of the server, asked for through HTTP without streaming."""
+    """A block policy of the server, asked for through HTTP without streaming.
 
-    def __init__(self, client: ApiClient, model: str, policy: str) -> None:
-        self.name = policy
+    Args:
+        client: of the server.
+        model: its name.
+        policy: of the row.
+        drafter: who drafts; None: the server's default.
+    """
+
+    def __init__(
+        self, client: ApiClient, model: str, policy: str, drafter: str | None = None
+    ) -> None:
+        self.name = policy if drafter is None else f"{drafter} {policy}"
         self._client = client
         self._model = model
+        self._asked = {"policy": policy, "stats": True}
+        if drafter is not None:
+            self._asked["drafter"] = drafter
 
     def measure(self, prompt: BenchPrompt, max_tokens: int, repeat: int) -> Measurement:
         """See ``Row``. Prompts with token ids go to ``/v1/completions``, others to chat."""
@@ -84,7 +96,7 @@ class ServedRow:
             "temperature": 0,
             # The reference loops compute every prompt anew, so no request here finds it cached.
             "cache_salt": f"{self.name}/{prompt.prompt.prompt_id}/{repeat}",
-            "dflash": {"policy": self.name, "stats": True},
+            "dflash": self._asked,
         }
         if prompt.token_ids is None:
             path, body["messages"] = "/v1/chat/completions", prompt.prompt.messages

@@ -16,6 +16,13 @@ from loadtest.prompt_sets import Prompt
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 POLICIES = (None, "off", "static:2", "static:4", "static:8", "static:16", "static-tree:24")
 TEMPERATURES = (0.0, 0.0, 0.3, 0.8, 1.2)
+PROCESSORS: tuple[dict[str, Any], ...] = (
+    {"frequency_penalty": 0.5},
+    {"repetition_penalty": 1.2},
+    {"logit_bias": {"17": 4, "300": -8}},
+    {"min_p": 0.05},
+    {"bad_words": [" the", "\n"]},
+)
 SYSTEM_TEXTS = ("", "Answer with numbers only.", "Think step by step, then say the answer. " * 12)
 NUM_CANARIES = 12
 LEAVES = 0.25
@@ -55,7 +62,10 @@ WRONG: tuple[tuple[str, dict[str, Any] | bytes | None, int], ...] = (
     (CHAT, {"model": "another"}, 404),
     (CHAT, {"messages": []}, 400),
     (CHAT, {"temperature": "hot"}, 400),
-    (CHAT, {"n": 3}, 400),
+    (CHAT, {"n": 0}, 400),
+    (CHAT, {"best_of": 3}, 400),
+    (CHAT, {"logit_bias": {"one": 1}}, 400),
+    (CHAT, {"top_logprobs": 3}, 400),
     (CHAT, {"max_tokens": 100_000}, 400),
     (CHAT, {"dflash": {"policy": "static:999"}}, 400),
     (CHAT, {"priority": "urgent"}, 400),
@@ -121,6 +131,7 @@ class Traffic:
             "top_p": fixed.choice((1.0, 0.9)),
             "seed": number,
         }
+        body |= fixed.choice(({}, *PROCESSORS))
         stream = self._random.random() < 0.5
         body |= self._dflash() | {"stream": stream, "priority": self._random.randint(-1, 1)}
         if self._random.random() < 0.5:
@@ -131,6 +142,14 @@ class Traffic:
         is_chat = self._random.random() < 0.6
         body = self._chat_body() if is_chat else self._completion_body()
         body |= self._dflash()
+        if self._random.random() < 0.1:
+            body["dflash"] = body.get("dflash", {}) | {"sampling": "rejection"}
+        if self._random.random() < 0.3:
+            body |= self._random.choice(PROCESSORS)
+        if self._random.random() < 0.1:
+            body |= {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
+        if self._random.random() < 0.1:
+            body["n"] = 2
         if self._random.random() < 0.2:
             body["stop"] = self._random.sample(["\n", " is", "9", "="], k=2)
         if self._random.random() < 0.1:

@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from dflash_wire.errors import ConfigError
 from dflash_wire.records import DraftResult, Ingest, Row, SamplingParams, StepPlan
+from drafter.engine import DrafterEngine
 from services.config import AppArgs
 from services.local import LocalRing, build_local_ring
 from services.spec import make_spec
@@ -135,7 +137,10 @@ def measure(args: AppArgs, cells: Sequence[Cell], repeats: int) -> list[CellCost
     ring, _ = build_local_ring(make_spec(args.model_copy(update={"engine": engine})))
     # Contexts of zeros would do for the time, but attention over equal keys accepts no draft.
     generator = torch.Generator().manual_seed(0)
-    for pool in (ring.verifier.pool.data, ring.drafters[0].pool.data, ring.verifier.feature_pool):
+    drafter = ring.drafters[0]
+    if not isinstance(drafter, DrafterEngine):
+        raise ConfigError("the chart is of DFlash's passes; name such a drafter")
+    for pool in (ring.verifier.pool.data, drafter.pool.data, ring.verifier.feature_pool):
         pool.copy_(torch.randn(pool.shape, generator=generator).to(pool.dtype))
     plans = [make_plan(cell, args.engine.page_size) for cell in cells]
     times: list[list[tuple[float, float]]] = [[] for _ in cells]

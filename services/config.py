@@ -37,12 +37,27 @@ class ModelArgs(Section):
     id: str = Field("dflash-demo", min_length=1, description="Model name that clients send.")
     target: str = Field("models/demo/target", description="Local folder or hub id of the target.")
     drafter: str = Field(
-        "models/demo/drafter", description="Local folder or hub id of the drafter, named 'default'."
+        "models/demo/drafter",
+        description="The drafter named 'default': local folder or hub id of a DFlash or EAGLE-3 checkpoint, "
+        "'ngram' for prompt lookup without a model, or 'none' for plain decoding alone.",
     )
     drafters: dict[DrafterName, str] = Field(
         {},
         max_length=15,
-        description="More drafters of the target, by the name that requests choose them by.",
+        description="More drafters of the target, by the name that requests choose them by: as 'drafter', "
+        "but not 'none'.",
+    )
+    chain_width: int = Field(
+        16,
+        ge=2,
+        le=64,
+        description="Longest block, anchor included, of drafters whose checkpoints name none: EAGLE-3 and "
+        "'ngram'.",
+    )
+    ngram_match: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
+        (2, 8),
+        description="Of 'ngram': tokens that must be the same for a place to count, and how many make it as "
+        "good as any.",
     )
     thinking_drafter: DrafterName | None = Field(
         None, description="Drafter of chats that switch thinking on and name none."
@@ -55,7 +70,9 @@ class ModelArgs(Section):
 
     @property
     def all_drafters(self) -> dict[str, str]:
-        """Name to folder or hub id; the default one is first."""
+        """Name to folder, hub id or 'ngram'; the default one is first. Empty: nobody drafts."""
+        if self.drafter == NO_DRAFTER:
+            return {}
         return {DEFAULT_DRAFTER: self.drafter, **self.drafters}
 
     @model_validator(mode="after")
@@ -63,6 +80,10 @@ class ModelArgs(Section):
         for name in (DEFAULT_DRAFTER, NO_DRAFTER):
             if name in self.drafters:
                 raise ValueError(f"drafters: {name!r} has a meaning of its own; use another name")
+        if NO_DRAFTER in self.drafters.values() or (self.drafters and self.drafter == NO_DRAFTER):
+            raise ValueError("drafters: with 'none' there are no others")
+        if self.ngram_match[0] > self.ngram_match[1]:
+            raise ValueError("ngram_match: the first number is the smaller one")
         for field in ("thinking_drafter", "non_thinking_drafter"):
             name = getattr(self, field)
             if name is not None and name not in self.all_drafters:
@@ -82,6 +103,11 @@ class EngineArgs(Section):
         "coupled",
         description="How drafts are accepted at a temperature, unless a request says otherwise: 'coupled' "
         "gives the same text for a seed whatever the policy, 'rejection' the same distribution.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="Numbers are the same to the last bit whatever the policy, the batch and the chunks of "
+        "prompts; slower. Needs a CPU and a dense model whose weights are packed.",
     )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")

@@ -70,7 +70,11 @@ class ZmqRing:
         assert self._verifier is not None
         drafters = plan.drafters
         may_follow = plan.num_cohorts > 1
-        if not drafters and (may_follow or self._last_drafted_id > self._last_landed_id):
+        if (
+            not drafters
+            and self._drafters
+            and (may_follow or self._last_drafted_id > self._last_landed_id)
+        ):
             drafters = [0]
         message = [PLAN, encode_plan(plan), bytes([self._lane, *drafters])]
         if drafters:

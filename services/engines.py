@@ -13,14 +13,24 @@ from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
 from drafter.borrowed import load_borrowed_weights
 from drafter.checkpoint import load_draft_model
+from drafter.checkpoint.eagle3 import load_eagle3_model
 from drafter.checkpoint.pairing import check_values, pair_values
+from drafter.checkpoint.target import target_values
+from drafter.drafter import Drafter
+from drafter.eagle3.engine import Eagle3Drafter
+from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
+from drafter.ngram import NgramDrafter, NgramSettings
+from services.drafter_kinds import DrafterKind
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.grammars import GrammarPool, load_vocabulary
 from verifier.target import TargetModel
+
+DraftSource = DraftModel | Eagle3Model | NgramSettings
+"""What a drafter is built of."""
 
 
 def torch_dtype(spec: EngineSpec) -> torch.dtype:
@@ -34,23 +44,38 @@ def load_target(spec: EngineSpec) -> TargetModel:
     return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device))
 
 
-def load_drafter(spec: EngineSpec, index: int = 0) -> DraftModel:
-    """Load one of the draft models of ``spec`` on its device."""
-    model = load_draft_model(Path(spec.drafters[index].path), torch_dtype(spec), GATHERED)
+def load_drafter(spec: EngineSpec, index: int = 0) -> DraftSource:
+    """Load one of the draft models of ``spec`` on its device.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    drafter = spec.drafters[index]
+    if drafter.kind is DrafterKind.NGRAM:
+        return NgramSettings(*spec.ngram_match, spec.chain_width)
+    path, dtype = Path(drafter.path), torch_dtype(spec)
+    model: DraftModel | Eagle3Model
+    if drafter.kind is DrafterKind.EAGLE3:
+        depth = target_values(Path(spec.target_path))["num_target_layers"]
+        model = load_eagle3_model(path, dtype, depth, spec.chain_width)
+    else:
+        model = load_draft_model(path, dtype, GATHERED)
     return model.to(torch.device(spec.device))
 
 
-def draft_facts(model: DraftModel) -> DraftFacts:
-    """Describe a loaded draft model."""
-    return DraftFacts(pair_values(model), model.target_layer_ids, model.draft_block_size)
+def draft_facts(model: DraftSource) -> DraftFacts:
+    """Describe what a drafter is built of."""
+    values = {} if isinstance(model, NgramSettings) else pair_values(model)
+    return DraftFacts(values, model.target_layer_ids, model.draft_block_size)
 
 
 def union_taps(all_taps: Sequence[list[int]]) -> list[int]:
     """The layers that any drafter taps, each once: what a row of the FeaturePool holds.
 
-    The first drafter's come first and in its order, so an only drafter reads rows as they are.
+    The first drafter's come first and in its order, so an only drafter reads rows as they are. Where nobody
+    taps any, it is the first layer: a pool of nothing is none.
     """
-    return list(dict.fromkeys(layer for taps in all_taps for layer in taps))
+    return list(dict.fromkeys(layer for taps in all_taps for layer in taps)) or [0]
 
 
 def taps_within(union: list[int], taps: list[int]) -> list[int] | None:
@@ -77,14 +102,15 @@ def engine_limits(
 ) -> EngineLimits:
     """What a coordinator may plan with; one draft block size per drafter."""
     pairs = zip(spec.drafters, draft_block_sizes, strict=True)
+    drafters = [DrafterLimits(d.name, size, d.kind.reads_tokens) for d, size in pairs]
     return EngineLimits(
         num_pages=spec.num_pages,
         page_size=spec.page_size,
         max_step_positions=spec.max_step_positions,
         max_rows=spec.max_rows,
         max_context=spec.longest_sequence(max_positions),
-        max_draft_block_size=max(draft_block_sizes),
-        drafters=tuple(DrafterLimits(drafter.name, size) for drafter, size in pairs),
+        max_draft_block_size=max(draft_block_sizes, default=1),
+        drafters=tuple(drafters),
     )
 
 
@@ -104,27 +130,33 @@ def build_verifier(
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
-    return VerifierEngine(target, pool, feature_pool, taps, grammars)
+    return VerifierEngine(target, pool, feature_pool, taps, spec.is_deterministic, grammars)
 
 
 def build_drafter(
     spec: EngineSpec,
-    model: DraftModel,
+    model: DraftSource,
     feature_pools: Sequence[torch.Tensor],
     index: int = 0,
     taps: list[int] | None = None,
-) -> DrafterEngine:
-    """Put a loaded draft model behind its context pool, which holds the pages of all lanes."""
+) -> Drafter:
+    """Put what a drafter is built of behind its pool, which holds the pages of all lanes."""
+    num_lanes = len(feature_pools)
+    num_pages = spec.num_pages * num_lanes
+    if isinstance(model, NgramSettings):
+        return NgramDrafter(model, num_pages, spec.page_size, num_lanes, index)
     config = model.config
     dtype, device = torch_dtype(spec), torch.device(spec.device)
     pool = PagedPool(
         config.num_hidden_layers,
-        spec.num_pages * len(feature_pools),
+        num_pages,
         spec.page_size,
         int(config.num_key_value_heads or config.num_attention_heads),
-        config.head_dim,
+        int(config.head_dim or config.hidden_size // config.num_attention_heads),
         dtype,
         device,
     )
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
+    if isinstance(model, Eagle3Model):
+        return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
     return DrafterEngine(model, borrowed, pool, feature_pools, index, taps)

@@ -329,8 +329,9 @@ class DrafterActor:
     def _draft_together(self, messages: list[Message]) -> list[Message]:
         steps = [(message[2][0], decode_plan(message[1])) for message in messages]
         self._move_beside_verifier(any(plan.num_cohorts > 1 for _, plan in steps))
-        for lane in {lane for lane, plan in steps if plan.ingests}:
-            self._features[lane].refresh()
+        if self._model.target_layer_ids:  # else it reads no features
+            for lane in {lane for lane, plan in steps if plan.ingests}:
+                self._features[lane].refresh()
         results = self._engine.run_together(steps)
         settle(self._spec.device)
         return [passed_on(*pair) for pair in zip(messages, results, strict=True)]

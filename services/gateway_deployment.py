@@ -75,9 +75,10 @@ class GatewayDeployment:
                 async for chunk in chunks:
                     yield chunk
         except Exception as error:
-            # A status that is set reaches the client with a message or an exception only.
+            # A status reaches the client with a message or an exception only, and an exception is a traceback
+            # in the logs of two processes.
             self._set_status(error, grpc_context)
-            raise
+            yield pb.GenerateChunk()
 
     async def ListModels(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """Name the model."""

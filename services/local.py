@@ -15,7 +15,7 @@ import torch
 from dflash_wire.errors import error_from_wire
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, GenerationRequest, StepPlan, StepResult, TokenChunk
-from drafter.engine import DrafterEngine
+from drafter.drafter import Drafter
 from gateway.coordinator.coordinator import Coordinator
 from gateway.coordinator.policy import ADAPTIVE
 from services.config import AppArgs
@@ -41,7 +41,7 @@ ONE_AFTER_ANOTHER = (1,)
 class LocalRing:
     """``StepRing`` by two function calls."""
 
-    def __init__(self, drafters: Sequence[DrafterEngine], verifier: VerifierEngine) -> None:
+    def __init__(self, drafters: Sequence[Drafter], verifier: VerifierEngine) -> None:
         self.drafters = drafters
         self.verifier = verifier
         self._in_flight: deque[tuple[StepPlan, DraftResult]] = deque()

@@ -6,12 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dflash_wire.drafters import DrafterLimits
+from dflash_wire.drafters import DrafterLimits, default_drafter
 from dflash_wire.errors import ConfigError, InvalidRequestError
 from dflash_wire.ports import MAX_TREE_POSITIONS
 from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
+from services.drafter_kinds import DrafterKind, flat_config, trained_block_size
 from services.model_files import end_token_ids, read_json
 from services.spec import DrafterSpec, EngineSpec
 
@@ -23,11 +24,12 @@ def _package_version() -> str:
         return "0+unknown"
 
 
-def _check_pair(target: dict[str, Any], draft: dict[str, Any], drafter_path: str) -> None:
+def _check_pair(target: dict[str, Any], draft: dict[str, Any], drafter: DrafterSpec) -> None:
     """Find what the two config files already show; the executors check the rest when they load."""
-    if "dflash_config" not in draft and "num_target_layers" not in draft:
+    marks = {"dflash_config", "num_target_layers", "speculators_model_type"}
+    if drafter.kind is DrafterKind.DFLASH and not marks & set(draft):
         raise ConfigError(
-            f"{drafter_path} holds no DFlash drafter: its config.json has no dflash_config"
+            f"{drafter.path} holds no DFlash drafter: its config.json has no dflash_config"
         )
     for name, of_target in (
         ("hidden_size", "hidden_size"),
@@ -49,11 +51,16 @@ def _check_policy(policy: str, max_draft_block_size: int, max_tree_positions: in
         raise ConfigError(f"engine.policy: {error}") from error
 
 
-def _drafter_limits(target: dict[str, Any], drafter: DrafterSpec) -> DrafterLimits:
-    draft = read_json(Path(drafter.path) / "config.json", is_required=True)
-    _check_pair(target, draft, drafter.path)
-    nested = draft.get("dflash_config") or {}
-    return DrafterLimits(drafter.name, int(nested.get("block_size", draft.get("block_size", 16))))
+def _drafter_limits(
+    target: dict[str, Any], drafter: DrafterSpec, chain_width: int
+) -> DrafterLimits:
+    size = chain_width
+    if drafter.path:
+        draft = flat_config(read_json(Path(drafter.path) / "config.json", is_required=True))
+        _check_pair(target, draft, drafter)
+        if not drafter.kind.is_chain:
+            size = trained_block_size(draft)
+    return DrafterLimits(drafter.name, size, drafter.kind.reads_tokens)
 
 
 def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
@@ -65,9 +72,11 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
     """
     target = read_json(Path(spec.target_path) / "config.json", is_required=True)
     generation = read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
-    drafters = tuple(_drafter_limits(target, drafter) for drafter in spec.drafters)
+    drafters = tuple(
+        _drafter_limits(target, drafter, spec.chain_width) for drafter in spec.drafters
+    )
     most_nodes = min(MAX_TREE_POSITIONS, spec.max_step_positions)
-    for drafter in drafters:
+    for drafter in drafters or default_drafter(1):
         _check_policy(args.engine.policy, drafter.max_draft_block_size, most_nodes)
     sampling = SamplingDefaults(
         temperature=generation.get("temperature", 1.0)
@@ -84,7 +93,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         max_context=spec.longest_sequence(int(target["max_position_embeddings"])),
         vocab_size=int(target["vocab_size"]),
         eos_token_ids=end_token_ids(spec.target_path),
-        max_draft_block_size=max(drafter.max_draft_block_size for drafter in drafters),
+        max_draft_block_size=max((d.max_draft_block_size for d in drafters), default=1),
         max_tree_positions=most_nodes,
         drafters=drafters,
         thinking_drafter=args.model.thinking_drafter,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.config import AppArgs
+from services.drafter_kinds import NGRAM_DRAFTER, DrafterKind, kind_of
+from services.model_files import read_json
 from services.model_paths import resolve_model_path
 
 
@@ -23,10 +25,12 @@ def file_digest(folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """One draft model."""
+    """One drafter."""
 
     name: str
     path: str
+    """Empty for one without a model."""
+    kind: DrafterKind = DrafterKind.DFLASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class EngineSpec:
 
     target_path: str
     drafters: tuple[DrafterSpec, ...]
-    """The default one first."""
+    """The default one first; empty: nobody drafts."""
     num_lanes: int
     """Verifiers that share the drafters."""
     dtype: str
@@ -58,10 +62,15 @@ class EngineSpec:
     max_context: int
     verifier_threads: int
     drafter_threads: int
+    is_deterministic: bool = False
+    chain_width: int = 16
+    """Longest block of drafters whose checkpoints know no limit."""
+    ngram_match: tuple[int, int] = (2, 8)
+    """Least and most tokens that prompt lookup compares."""
 
     @property
     def drafter_path(self) -> str:
-        """The default drafter's."""
+        """The default drafter's; there must be one."""
         return self.drafters[0].path
 
     def longest_sequence(self, max_positions: int) -> int:
@@ -78,8 +87,7 @@ def make_spec(args: AppArgs) -> EngineSpec:
     return EngineSpec(
         target_path=resolve_model_path(args.model.target),
         drafters=tuple(
-            DrafterSpec(name, resolve_model_path(model))
-            for name, model in args.model.all_drafters.items()
+            _drafter_spec(name, model) for name, model in args.model.all_drafters.items()
         ),
         num_lanes=args.drafter.shared_by,
         dtype=args.model.dtype,
@@ -91,4 +99,14 @@ def make_spec(args: AppArgs) -> EngineSpec:
         max_context=args.engine.max_context,
         verifier_threads=args.verifier.num_threads,
         drafter_threads=args.drafter.num_threads,
+        is_deterministic=args.engine.deterministic,
+        chain_width=args.model.chain_width,
+        ngram_match=args.model.ngram_match,
     )
+
+
+def _drafter_spec(name: str, model: str) -> DrafterSpec:
+    if model == NGRAM_DRAFTER:
+        return DrafterSpec(name, "", DrafterKind.NGRAM)
+    path = resolve_model_path(model)
+    return DrafterSpec(name, path, kind_of(read_json(Path(path) / "config.json", is_required=True)))

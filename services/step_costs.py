@@ -18,7 +18,8 @@ from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, Schedu
 from gateway.coordinator.block_scheduler.sweep import Cell, sweep, sweep_cells
 from gateway.coordinator.block_scheduler.trees import blocks_within
 from services.config import AppArgs
-from services.spec import EngineSpec, file_digest
+from services.drafter_kinds import DrafterKind
+from services.spec import DrafterSpec, EngineSpec, file_digest
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,14 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
     Args:
         layout: how coordinator, drafter and verifier share processes.
     """
+    kind = {"deterministic": True} if spec.is_deterministic else {}
     return {
+        **kind,
         "layout": layout,
         "device": device_name(spec.device),
         "models": [
-            file_digest(path) for path in (spec.target_path, *(d.path for d in spec.drafters))
+            file_digest(spec.target_path),
+            *(_drafter_digest(drafter, spec) for drafter in spec.drafters),
         ],
         "dtype": spec.dtype,
         "threads": [spec.verifier_threads, spec.drafter_threads],
@@ -47,6 +51,14 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
         "limits": [spec.max_rows, spec.max_step_positions, spec.num_pages, spec.page_size],
         "versions": [version(name) for name in ("dflash-serving", "torch", "transformers", "ray")],
     }
+
+
+def _drafter_digest(drafter: DrafterSpec, spec: EngineSpec) -> str:
+    """Tell drafters apart by what their time depends on."""
+    if drafter.kind is DrafterKind.NGRAM:
+        return f"{drafter.kind} {spec.chain_width} {spec.ngram_match}"
+    digest = file_digest(drafter.path)
+    return f"{digest} {spec.chain_width}" if drafter.kind.is_chain else digest
 
 
 def device_name(device: str) -> str:

@@ -14,12 +14,14 @@ from torch import Tensor
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_ops.tokenwise import plan_tokenwise
 from dflash_wire.errors import FatalError
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.proposals import unpacked_proposals
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
 from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.determinism import check_deterministic
 from verifier.grammars import GrammarPool
 from verifier.logprobs import Asked, logprobs_of
 from verifier.packing import PackedRow, pack_rows, with_drafts
@@ -40,7 +42,11 @@ class VerifierEngine:
         pool: its KV pool.
         feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
         target_layer_ids: tapped layers, in the drafter's order.
+        is_deterministic: give tokens the same bits whatever stands beside them.
         grammars: compiled for the target's vocabulary; None: no request may have one.
+
+    Raises:
+        ConfigError: that is not possible with this target.
     """
 
     def __init__(
@@ -49,8 +55,12 @@ class VerifierEngine:
         pool: PagedPool,
         feature_pool: Tensor,
         target_layer_ids: list[int],
+        is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
     ) -> None:
+        if is_deterministic:
+            check_deterministic(target)
+        self._is_deterministic = is_deterministic
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool
@@ -102,6 +112,8 @@ class VerifierEngine:
             verify_began_s=began,
             trees=trees if any(trees) else None,
         )
+        if any(p.is_short for p in packed):
+            result.num_drafted = [len(p.draft_token_ids) for p in packed]
         if has_extras:
             result.logprobs = self._logprobs(packed, logits, committed, kept)
             result.prompt_logprobs = self._prompt_logprobs(packed, hidden)
@@ -117,6 +129,9 @@ class VerifierEngine:
                 visible, depths = ancestor_mask(p.parents), p.depths
             start = p.row.start_position
             rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
+        if self._is_deterministic:
+            plan = plan_tokenwise(rows, self.pool, self.target.reaches)
+            return StepAttention([], tokenwise=plan)
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
         return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches)
 
@@ -152,11 +167,13 @@ class VerifierEngine:
                 walk = slot.grammar.walk(p.draft_token_ids, p.parents, p.rejects)
                 packed[i] = p = with_drafts(p, walk.draft_token_ids)
             first = p.row.start_position + len(p.row.token_ids) - slot.num_prompt
-            if p.row.is_prefill:
-                found[i] = ProcessedRow(slot, p.logits_offset, first, walk=walk)
-            else:
-                drafts, parents, depths = p.draft_token_ids, p.parents, p.depths
-                found[i] = ProcessedRow(slot, p.logits_offset, first, drafts, parents, depths, walk)
+            found[i] = (
+                ProcessedRow(slot, p.logits_offset, first, walk=walk)
+                if p.row.is_prefill
+                else ProcessedRow(
+                    slot, p.logits_offset, first, p.draft_token_ids, p.parents, p.depths, walk
+                )
+            )
         return found
 
     def _advance(

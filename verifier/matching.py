@@ -49,7 +49,7 @@ class _Walker:
     others: the target may spell the text otherwise.
 
     Args:
-        matcher: goes to and fro, and is where it was behind ``leave``.
+        matcher: walks along drafts, and is where it was behind ``leave``.
         draft_token_ids: N.
         vocab_size: V.
         end_mask: one row of words: the tokens that end a sequence.

@@ -36,6 +36,11 @@ class PackedRow:
     """What sampled drafts were sampled from."""
 
     @property
+    def is_short(self) -> bool:
+        """Whether a chain has fewer drafts than its width asked for."""
+        return not self.row.is_tree and self.width < self.row.num_positions
+
+    @property
     def run(self) -> SamplingRun:
         """How tokens are chosen from its logits, of which there are some."""
         start, end = self.logits_offset, self.logits_offset + self.num_logits
@@ -84,8 +89,7 @@ def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:
     for i, row in enumerate(plan.rows):
         draft_token_ids = drafts.draft_token_ids[i]
         num_drafts = len(draft_token_ids)
-        is_short = row.is_tree and num_drafts < row.width
-        if not row.is_prefill and num_drafts != row.width - 1 and not is_short:
+        if not row.is_prefill and num_drafts >= row.width:
             raise FatalError(
                 f"step {plan.step_id}: {num_drafts} drafts for a row of width {row.width}"
             )

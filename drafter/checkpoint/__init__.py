@@ -1,6 +1,8 @@
-"""Drafter checkpoints on disk: z-lab's layout and vLLM speculators', DFlash and DFlash 2.
+"""Drafter checkpoints on disk: z-lab's layout and vLLM speculators', DFlash and DFlash 2; and EAGLE-3's.
 
-Whatever a checkpoint's layout, it becomes a ``Checkpoint``: z-lab's config keys, one set of tensor names.
+Whatever a DFlash checkpoint's layout, it becomes a ``Checkpoint``: z-lab's config keys, one set of tensor
+names. EAGLE-3's, another model, are read by ``eagle3``.
+
 ``python -m drafter.checkpoint`` inspects and converts.
 """
 

@@ -11,15 +11,20 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch
+
 from dflash_wire.errors import ConfigError
-from drafter.checkpoint.files import Z_LAB, read_checkpoint
+from drafter.checkpoint.eagle3 import is_eagle3, layout_of, load_eagle3_model
+from drafter.checkpoint.files import CONFIG, Z_LAB, read_checkpoint, read_json
 from drafter.checkpoint.frequencies import count_tokens
-from drafter.checkpoint.inspection import describe
+from drafter.checkpoint.inspection import describe, describe_eagle3
 from drafter.checkpoint.load import build_model
 from drafter.checkpoint.pairing import check_values, pair_values
 from drafter.checkpoint.save import ANY_ATTENTION, LAYOUTS, write_checkpoint
 from drafter.checkpoint.target import complete_with, target_values
 from drafter.checkpoint.trim import ending_tokens, frequent_tokens, trimmed
+from drafter.eagle3.model import Eagle3Model
+from drafter.model import DraftModel
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,9 +44,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _inspect(path: Path, target: Path | None) -> None:
-    checkpoint = read_checkpoint(path)
-    model = build_model(checkpoint, ANY_ATTENTION, str(path))
-    rows = describe(checkpoint, model)
+    values = read_json(path / CONFIG, f"no draft checkpoint at {path}: {CONFIG} is missing")
+    model: DraftModel | Eagle3Model
+    if is_eagle3(values):
+        depth = None if target is None else target_values(target)["num_target_layers"]
+        model = load_eagle3_model(path, torch.float32, depth, draft_block_size=2)
+        rows = describe_eagle3(layout_of(values), model)
+    else:
+        checkpoint = read_checkpoint(path)
+        model = build_model(checkpoint, ANY_ATTENTION, str(path))
+        rows = describe(checkpoint, model)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")

@@ -44,17 +44,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         ConfigError: files are missing or broken, or the config has something that is not implemented.
     """
-    values = _read_json(path / CONFIG, f"no draft checkpoint at {path}: {CONFIG} is missing")
+    values = read_json(path / CONFIG, f"no draft checkpoint at {path}: {CONFIG} is missing")
     layout = Z_LAB
     if MODEL_TYPE_KEY in values:
         layout, values = SPECULATORS, from_speculators(values, str(path / CONFIG))
     else:
         check_zlab(values, str(path / CONFIG))
-    tensors = split_fused(normalized(_read_tensors(path)), values)
+    tensors = split_fused(normalized(read_tensors(path)), values)
     return Checkpoint(layout, values, tensors, _read_mask_embedding(path, values))
 
 
-def _read_json(file: Path, missing: str) -> dict[str, Any]:
+def read_json(file: Path, missing: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: there is none, with ``missing`` for a message if there is no file.
+    """
     if not file.is_file():
         raise ConfigError(missing)
     try:
@@ -68,7 +73,7 @@ def _read_json(file: Path, missing: str) -> dict[str, Any]:
 
 def _weight_files(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
-        placed = _read_json(path / INDEX, "").get("weight_map")
+        placed = read_json(path / INDEX, "").get("weight_map")
         if not isinstance(placed, dict):
             raise ConfigError(f"{path / INDEX} has no weight_map")
         files = [path / name for name in sorted(set(placed.values()))]
@@ -81,7 +86,12 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a folder's tensors, in one file or in shards.
+
+    Raises:
+        ConfigError: there are none, a file cannot be read, or two have a tensor of one name.
+    """
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path):
         try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dflash_ops.attention import Reach
 from drafter.checkpoint.files import Checkpoint
 from drafter.checkpoint.zlab import ARCHITECTURE_2, architecture_of
+from drafter.eagle3.model import Eagle3Model
 from drafter.model import DraftModel
 
 
@@ -47,6 +48,43 @@ def describe(checkpoint: Checkpoint, model: DraftModel) -> list[tuple[str, str]]
             ("selector", f"{settings.selector.top_k} candidates, rank {settings.selector.rank}")
         )
     return rows
+
+
+def describe_eagle3(layout: str, model: Eagle3Model) -> list[tuple[str, str]]:
+    """The same of an EAGLE-3 drafter."""
+    config, settings = model.config, model.settings
+    weights = list(model.parameters())
+    norms = [
+        name
+        for is_there, name in (
+            (settings.norm_before_fc, "of all features together"),
+            (settings.has_feature_norms, "of each feature"),
+            (settings.norm_before_residual, "in front of the residual"),
+            (settings.norm_output, "of what the next token is drafted from"),
+        )
+        if is_there
+    ]
+    head = "its own" if settings.has_own_head else "the target's"
+    if settings.draft_vocab_size is not None:
+        head += f", {settings.draft_vocab_size} draft tokens"
+    rope = sorted((config.rope_parameters or {}).items())
+    depth = settings.num_target_layers
+    return [
+        ("layout", layout),
+        ("kind", "EAGLE-3"),
+        ("numbers", f"{sum(weight.numel() for weight in weights):,}"),
+        ("layers", f"1 {config.model_type} layer of hidden size {config.hidden_size}"),
+        (
+            "heads",
+            f"{config.num_attention_heads} of size {config.head_dim}, {config.num_key_value_heads} key/value",
+        ),
+        ("rope", ", ".join(f"{key} {value}" for key, value in rope)),
+        ("further norms", "; ".join(norms) or "none"),
+        ("tapped layers", f"{settings.target_layer_ids} of {depth or 'a target of unknown depth'}"),
+        ("vocabulary", str(config.vocab_size)),
+        ("embedding", "its own" if settings.has_own_embedding else "the target's"),
+        ("head", head),
+    ]
 
 
 def seen_by(reaches: Sequence[Reach]) -> str:

@@ -11,6 +11,7 @@ from transformers import Qwen3Config
 
 from dflash_wire.errors import ConfigError
 from drafter.checkpoint.files import Checkpoint, read_checkpoint
+from drafter.eagle3.model import Eagle3Model
 from drafter.model import DraftModel
 
 OWN_HEAD = "has_own_lm_head"
@@ -52,7 +53,7 @@ def build_model(checkpoint: Checkpoint, attn_implementation: str, where: str) ->
         raise ConfigError(
             f"{where}: missing tensors {missing}, unexpected tensors {unexpected}{hint}"
         )
-    _check_vocabulary(model, mapped, where)
+    check_vocabulary(model, mapped, where)
     model.mask_embedding = checkpoint.mask_embedding
     return model
 
@@ -76,8 +77,17 @@ def make_config(checkpoint: Checkpoint, attn_implementation: str, where: str) ->
     return config
 
 
-def _check_vocabulary(model: DraftModel, mapped: Tensor | None, where: str) -> None:
-    """Draft tokens must be different ones of the target's, and both maps must agree."""
+def check_vocabulary(model: DraftModel | Eagle3Model, mapped: Tensor | None, where: str) -> None:
+    """Check that draft tokens are different ones of the target's, and that both maps agree.
+
+    Args:
+        model: with its weights.
+        mapped: ``t2d``, of the target's tokens those that are drafted; None: the checkpoint has none.
+        where: for messages.
+
+    Raises:
+        ConfigError: that is not so.
+    """
     token_ids, vocab_size = model.draft_token_ids(), model.config.vocab_size
     if token_ids is None:
         if mapped is not None and not bool(mapped.all()):

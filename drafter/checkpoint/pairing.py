@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dflash_wire.errors import ConfigError
+from drafter.eagle3.model import Eagle3Model
 from drafter.model import DraftModel
 
 
-def pair_values(model: DraftModel) -> dict[str, int]:
+def pair_values(model: DraftModel | Eagle3Model) -> dict[str, int]:
     """The values of a draft model that must be the target's too; depth only where the checkpoint tells."""
     values = {"hidden_size": model.config.hidden_size, "vocab_size": model.config.vocab_size}
     if model.settings.num_target_layers is not None:
@@ -38,7 +39,7 @@ def check_values(
             )
     # What lies behind the last layer is the final norm's business: its output is no feature.
     last = target["num_target_layers"] - 2
-    if max(taps) > last:
+    if taps and max(taps) > last:
         raise ConfigError(
             f"the drafter taps layer {max(taps)}, but the target's last tappable layer is {last}"
         )

@@ -43,17 +43,18 @@ class RowResult(NamedTuple):
     """Of ``token_ids``."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of tokens known before, in a prefill row."""
+    num_drafted: int | None = None
+    """Drafts of a chain that were verified; None: as many as its width asked for."""
 
 
 def row_results(plan: StepPlan, result: StepResult) -> Iterator[RowResult]:
     """Yield what a result, which has as many rows as the plan, says of each."""
     trees = repeat(None) if result.trees is None else result.trees
     found = (plan.rows, result.committed_token_ids, plan.feature_offsets(), trees)
-    if result.logprobs is None and result.prompt_logprobs is None:
+    told = (result.logprobs, result.prompt_logprobs, result.num_drafted)
+    if told == (None, None, None):
         return map(RowResult, *found)
-    return map(
-        RowResult, *found, result.logprobs or repeat(None), result.prompt_logprobs or repeat(None)
-    )
+    return map(RowResult, *found, *(one or repeat(None) for one in told))
 
 
 def num_verified_positions(plan: StepPlan, result: StepResult) -> int:
@@ -77,6 +78,8 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         raise FatalError(f"The engine answered {num_results} rows of {len(plan.rows)}.")
     if result.trees is not None and len(result.trees) != num_results:
         raise FatalError(f"The engine answered {len(result.trees)} trees for {num_results} rows.")
+    if result.num_drafted is not None and len(result.num_drafted) != num_results:
+        raise FatalError(f"The engine counted drafts of {len(result.num_drafted)} rows.")
     tells = result.logprobs is not None or result.prompt_logprobs is not None
     if tells or any(row.extras is not None for row in plan.rows):
         check_logprobs(plan, result)
@@ -122,11 +125,13 @@ def _num_known(row: Row) -> int | None:
 
 def clip(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """Cut a row's tokens at the first stop token (kept) or at the length limit. Does not mutate."""
-    token_ids = token_ids[: sequence.num_remaining]
-    for index, token_id in enumerate(token_ids):
-        if token_id in sequence.stop_token_ids:
-            return token_ids[: index + 1], FinishReason.STOP
-    is_full = len(token_ids) == sequence.num_remaining
+    num_remaining = sequence.num_remaining
+    token_ids = token_ids[:num_remaining]
+    if not sequence.stop_token_ids.isdisjoint(token_ids):
+        for index, token_id in enumerate(token_ids):
+            if token_id in sequence.stop_token_ids:
+                return token_ids[: index + 1], FinishReason.STOP
+    is_full = len(token_ids) == num_remaining
     return token_ids, FinishReason.LENGTH if is_full else None
 
 
@@ -137,7 +142,7 @@ def commit_row(sequence: Sequence, result: RowResult) -> RowCommit:
         sequence: the row's owner.
         result: checked by ``check_result``.
     """
-    row, token_ids, feature_offset, tree, logprobs, prompt_logprobs = result
+    row, token_ids, feature_offset, tree, logprobs, prompt_logprobs, num_drafted = result
     committed, finish_reason = clip(sequence, token_ids) if token_ids else (token_ids, None)
     # A verify row's inputs are the anchor and the accepted drafts: as many as it commits unclipped.
     num_cached = row.num_positions if row.is_prefill else len(token_ids)
@@ -153,6 +158,8 @@ def commit_row(sequence: Sequence, result: RowResult) -> RowCommit:
     num_draft_tokens = num_accepted_drafts = 0
     if not row.is_prefill:
         num_draft_tokens = row.width - 1 if tree is None else tree.num_nodes
+        if num_drafted is not None:
+            num_draft_tokens = num_drafted
         num_accepted_drafts = min(len(token_ids) - 1, len(committed))
     # A row that ended early wrote positions behind its last token.
     num_shareable = min(num_shareable, sequence.num_committed)

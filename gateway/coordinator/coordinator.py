@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from dflash_wire.errors import (
     DFlashError,
@@ -18,23 +19,22 @@ from dflash_wire.ports import EngineLimits, StepRing, TokenSink
 from dflash_wire.records import (
     CycleStats,
     GenerationRequest,
-    Row,
     StepRecord,
     StepResult,
     TokenChunk,
 )
 from gateway.coordinator.block_scheduler.build import build_scheduler
-from gateway.coordinator.block_scheduler.records import RowOutcome, TreeRowOutcome
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 from gateway.coordinator.cohorts import CohortChooser
 from gateway.coordinator.commit import (
     RowCommit,
+    RowResult,
     check_result,
     commit_row,
     cycle_stats,
     row_results,
 )
-from gateway.coordinator.feedback import StepClock, outcome_of, step_outcome
+from gateway.coordinator.feedback import StepClock, step_outcome
 from gateway.coordinator.inbox import SHUTTING_DOWN, Inbox
 from gateway.coordinator.learning import Learning
 from gateway.coordinator.outbox import Outbox, engine_error, introduce
@@ -304,29 +304,25 @@ class Coordinator:
         return flight, result, landed
 
     def _commit(self, flight: Flight, result: StepResult, step_ms: float | None) -> None:
-        """Commit all rows, learn of them, then take the time: their cycles carry all of it; then emit."""
+        """Commit all rows, then take the time: their cycles carry all of it; then emit."""
         planned, plan = flight.planned, flight.planned.plan
-        commits: list[tuple[Sequence, Row, RowCommit]] = []
-        outcomes: list[RowOutcome | TreeRowOutcome] = []
+        commits: list[tuple[Sequence, RowResult, RowCommit]] = []
         for sequence, row_result in zip(planned.sequences, row_results(plan, result), strict=True):
-            row = row_result.row
             try:
                 # One that was cancelled while it was in flight has given up its pages.
                 if self._planner.is_running(sequence):
                     commit = commit_row(sequence, row_result)
-                    self._counters.count_row(row, commit, sequence.context)
+                    self._counters.count_row(row_result.row, commit, sequence.context)
                     self._planner.keep_prefix(sequence, commit.num_shareable)
-                    commits.append((sequence, row, commit))
-                    if not row.is_prefill:
-                        outcomes.append(outcome_of(sequence, row_result, commit))
+                    commits.append((sequence, row_result, commit))
             except Exception as error:
                 self._end_with_error(sequence, error, "cannot commit")
         # Before sequences end: the scheduler forgets them then.
-        self.learning.add(step_outcome(planned, outcomes, result, step_ms))
+        self.learning.add(partial(step_outcome, planned, commits, result, step_ms))
         committed_at = self._clock()
-        for sequence, row, commit in commits:
+        for sequence, row_result, commit in commits:
             cycle = None
-            if not row.is_prefill:
+            if not row_result.row.is_prefill:
                 wall_ms = 1e3 * (committed_at - cycle_began(sequence, flight))
                 cycle = cycle_stats(commit, result, wall_ms)
                 sequence.stats.add(cycle)

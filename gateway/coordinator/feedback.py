@@ -9,7 +9,6 @@ from gateway.coordinator.block_scheduler.records import RowOutcome, StepOutcome,
 from gateway.coordinator.commit import RowCommit, RowResult, num_verified_positions
 from gateway.coordinator.planner import PlannedStep
 from gateway.coordinator.sequence import Sequence
-from gateway.coordinator.widths import traffic_class
 
 EVEN = 0.9
 """A step's time counts if the drafter fills so much of what it would if all blocks were as wide."""
@@ -44,37 +43,29 @@ def num_fair_trials(row: Row, token_ids: list[int], commit: RowCommit) -> int:
         row: a verify row.
         token_ids: what the verifier committed, not clipped: accepted drafts and the bonus.
         commit: what was left of it.
+
+    A token that the drafter left out of a chain counts as a rejected one: it brings as little.
     """
     if len(commit.token_ids) < len(token_ids):
         return commit.num_accepted_drafts  # cut by a stop token or the length limit
     return min(row.width - 1, len(token_ids))
 
 
-def row_outcome(
-    sequence: Sequence, row: Row, token_ids: list[int], commit: RowCommit
-) -> RowOutcome:
+def row_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> RowOutcome:
     """What one verify row says about drafts.
 
     Args:
-        row: a chain. What a tree commits says nothing of chains: a second sibling may have been right.
+        result: of a chain. What a tree commits says nothing of chains: a second sibling may have been right.
     """
     return RowOutcome(
         sequence.seq_id,
-        traffic_class(sequence),
-        row.drafted_width,
-        num_fair_trials(row, token_ids, commit),
+        sequence.traffic_class,
+        result.row.drafted_width,
+        num_fair_trials(result.row, result.token_ids, commit),
         commit.num_accepted_drafts,
-        len(token_ids),
+        len(result.token_ids),
+        result.row.width,
     )
-
-
-def outcome_of(
-    sequence: Sequence, result: RowResult, commit: RowCommit
-) -> RowOutcome | TreeRowOutcome:
-    """What one verify row says about drafts."""
-    if result.tree is not None:
-        return tree_outcome(sequence, result, commit)
-    return row_outcome(sequence, result.row, result.token_ids, commit)
 
 
 def tree_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> TreeRowOutcome:
@@ -84,7 +75,7 @@ def tree_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> Tr
     is_cut = commit.finish_reason is FinishReason.STOP and len(commit.token_ids) < num_tokens
     return TreeRowOutcome(
         sequence.seq_id,
-        traffic_class(sequence),
+        sequence.traffic_class,
         result.row.drafted_width,
         tree.num_nodes,
         tree.accepted_nodes,
@@ -98,18 +89,25 @@ def tree_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> Tr
 
 def step_outcome(
     planned: PlannedStep,
-    outcomes: Iterable[RowOutcome | TreeRowOutcome],
+    commits: Iterable[tuple[Sequence, RowResult, RowCommit]],
     result: StepResult,
     step_ms: float | None,
 ) -> StepOutcome:
-    """Put a step's outcome together."""
+    """Put a step's outcome together. Reads only what stays as it is: it may be done long after the commits.
+
+    Args:
+        planned: the step.
+        commits: of its rows that were committed.
+        result: what the ring answered.
+        step_ms: time since the landing before, if that says anything.
+    """
     plan = planned.plan
     rows, trees = list[RowOutcome](), list[TreeRowOutcome]()
-    for outcome in outcomes:
-        if isinstance(outcome, TreeRowOutcome):
-            trees.append(outcome)
-        else:
-            rows.append(outcome)
+    for sequence, row_result, commit in commits:
+        if row_result.tree is not None:
+            trees.append(tree_outcome(sequence, row_result, commit))
+        elif not row_result.row.is_prefill:
+            rows.append(row_outcome(sequence, row_result, commit))
     verify_rows = [row for row in plan.rows if not row.is_prefill]
     num_prefill = sum(row.num_positions for row in plan.rows if row.is_prefill)
     return StepOutcome(

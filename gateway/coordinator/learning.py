@@ -17,8 +17,8 @@ from gateway.coordinator.block_scheduler.scheduler import BlockScheduler
 
 logger = logging.getLogger(__name__)
 
-Lesson = StepOutcome | int
-"""What a step gave, or the id of a sequence that has ended."""
+Lesson = Callable[[], StepOutcome] | int
+"""Puts together what a step gave; or the id of a sequence that has ended."""
 
 
 class Learning:
@@ -88,7 +88,7 @@ class Learning:
                 if isinstance(lesson, int):
                     self.scheduler.forget(lesson)
                 else:
-                    self.scheduler.observe(lesson)
+                    self.scheduler.observe(lesson())
             except Exception:
                 logger.exception("the block scheduler cannot learn from a step")
         try:

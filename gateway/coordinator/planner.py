@@ -60,7 +60,9 @@ class Planner:
         self, limits: EngineLimits, learning: Learning, caches_prefixes: bool = True
     ) -> None:
         self._limits = limits
-        blocks = [drafter.max_draft_block_size for drafter in limits.all_drafters]
+        drafters = limits.all_drafters
+        blocks = [drafter.max_draft_block_size for drafter in drafters]
+        self._token_readers = frozenset(i for i, d in enumerate(drafters) if d.reads_tokens)
         self.widths = WidthChooser(blocks, limits.max_tree_positions, learning)
         self._caches_prefixes = caches_prefixes
         self.pages = self._new_pages()
@@ -367,6 +369,8 @@ class Planner:
                 pages = self.pages.table(sequence.seq_id)
                 for offset, num_tokens, start, stride in sequence.pending_ingests:
                     ingest = Ingest(offset, num_tokens, start, pages, sequence.drafter, stride)
+                    if sequence.drafter in self._token_readers:
+                        ingest.token_ids = sequence.token_ids[start : start + num_tokens]
                     ingests.append(ingest)
                 sequence.pending_ingests = []
         return ingests

@@ -116,7 +116,8 @@ def parse_policy(
         return StaticPolicy(1)
     for scheduled in (ADAPTIVE, CHAINS, TABLE):
         if text == scheduled.name:
-            return scheduled
+            # Where there is nothing to schedule, nobody keeps context for it either.
+            return scheduled if max_draft_block_size > 1 else StaticPolicy(1)
     match = _STATIC.fullmatch(text)
     if match:
         is_tree, width = match[1] is not None, int(match[2])

@@ -14,9 +14,6 @@ from gateway.coordinator.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-WARM = 0.75
-"""Temperatures above this are a class of their own: their drafts fare worse."""
-
 
 class RowWidth(NamedTuple):
     """One sequence's share of a step."""
@@ -45,7 +42,7 @@ def map_of(row: RowWidth, decision: Decision | None) -> int:
     """Which of the maps that ``node_budget`` gives the drafter is a row's; -1: it does not share nodes."""
     if decision is None or decision.tree is None or not row.shares_nodes:
         return -1
-    return list(decision.tree.acceptance).index(traffic_class(row.sequence))
+    return list(decision.tree.acceptance).index(row.sequence.traffic_class)
 
 
 def node_budget(sharing: list[int], decision: Decision | None) -> NodeBudget | None:
@@ -54,17 +51,6 @@ def node_budget(sharing: list[int], decision: Decision | None) -> NodeBudget | N
         return None
     tree = decision.tree
     return NodeBudget(sharing, tree.num_nodes, tree.step_ms, list(tree.acceptance.values()))
-
-
-def traffic_class(sequence: Sequence) -> str:
-    """Sequences of one class are expected to be drafted alike: by drafter, temperature and mode, and whether
-    they follow a grammar, which corrects drafts."""
-    temperature = sequence.request.sampling.temperature
-    heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
-    mode = ":rejection" if sequence.request.sampling.rejects and temperature > 0 else ""
-    processors = sequence.request.processors
-    form = ":guided" if processors is not None and processors.grammar else ""
-    return f"{sequence.drafter}:{heat}{mode}{form}"
 
 
 class WidthChooser:
@@ -212,7 +198,7 @@ class WidthChooser:
 
     def _row_state(self, sequence: Sequence) -> RowState:
         most = cycle_width(self._max_widths[sequence.drafter], sequence.num_remaining)
-        return RowState(sequence.seq_id, traffic_class(sequence), most, sequence.num_committed)
+        return RowState(sequence.seq_id, sequence.traffic_class, most, sequence.num_committed)
 
     def _scheduled(self, sequence: Sequence, width: int, decision: Decision | None) -> RowWidth:
         """A row as the block scheduler decided; it offers blocks of the widest drafter to all."""

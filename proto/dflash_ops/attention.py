@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from dflash_ops.paging import ContextReader, PagedPool
+from dflash_ops.tokenwise import TokenwisePlan, attend_tokenwise
 from dflash_ops.visibility import (
     EVERYTHING,
     AttentionRow,
@@ -42,6 +43,7 @@ __all__ = [
     "Reach",
     "StepAttention",
     "Visible",
+    "attend_last",
     "attend_packed",
     "gathered_attention",
     "plan_attention",
@@ -83,6 +85,8 @@ class StepAttention:
     step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
     by_layer: list[list[AttentionGroup]] | None = None
     """Of every layer, where they differ; ``groups`` is the first layer's."""
+    tokenwise: TokenwisePlan | None = None
+    """In place of ``groups``, where tokens may not depend on what stands beside them."""
     places: Tensor | None = None
     """``[T]`` int64, each token's place in its row, for layers that look at the tokens before."""
 
@@ -223,7 +227,10 @@ def _attend_group(
     scale: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``."""
+    """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``.
+
+    Without a mask, rows may have more keys of their own than queries: ``step_kv [R*K, 2, G, D]``.
+    """
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = step_kv.shape[2]
@@ -232,7 +239,7 @@ def _attend_group(
         .permute(0, 2, 3, 1, 4)
         .reshape(rows, num_kv_heads, -1, head_dim)
     )
-    own = step_kv.reshape(rows, width, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+    own = step_kv.reshape(rows, -1, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
     out, weight = _attend(folded, own[0], own[1], group.mask, scale)
     if any(group.contexts):
         context_out, context_weight = _attend_contexts(group, folded, layer, scale)
@@ -269,6 +276,9 @@ def attend_packed(
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
+    if step.tokenwise is not None:
+        assert sinks is None  # such layers are refused at start
+        return attend_tokenwise(query, step_kv, step.tokenwise, layer_idx, scale)
     groups = step.groups if step.by_layer is None else step.by_layer[layer_idx]
     if len(groups) == 1:  # all tokens in their order
         return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks)
@@ -276,6 +286,25 @@ def attend_packed(
     for group in groups:
         out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale, sinks)
     return out
+
+
+def attend_last(
+    query: Tensor, own_kv: Tensor, step: StepAttention, layer_idx: int, scale: float
+) -> Tensor:
+    """Attention of the last token of each row, where those before it have keys and values already.
+
+    Args:
+        query: ``[R, H, D]``, rotated.
+        own_kv: ``[R, K, 2, G, D]`` of the row's own tokens, the last one's last.
+        step: metadata of a pass of as many rows of width 1, all causal.
+        layer_idx: selects the pool's layer.
+        scale: softmax scale.
+
+    Returns:
+        ``[R, H, D]``.
+    """
+    (group,) = step.groups
+    return _attend_group(group, query, own_kv.flatten(0, 1), layer_idx, scale, None)
 
 
 def _attend_placed(

@@ -74,6 +74,12 @@ class FusedDecoderLayer:
 
     def _attend(self, projected: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """Queries, keys and values side by side ``[T, *]`` -> attended ``[T, H * D]``."""
+        query, step_kv = self._rotated(projected, rotation)
+        attended = attend_packed(query, step_kv, step, self._layer_idx, self._scale, self._sinks)
+        return attended.reshape(projected.shape[0], -1)
+
+    def _rotated(self, projected: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Queries ``[T, H, D]``, and keys and values ``[T, 2, G, D]``, as attention wants them."""
         num_tokens, num_rotated = projected.shape[0], self._num_heads + self._num_kv_heads
         qkv = projected.view(num_tokens, -1, self._head_dim)
         qk = qkv[:, :num_rotated]
@@ -81,15 +87,8 @@ class FusedDecoderLayer:
             qk = self._qk_norm(qk)
         qk = rotation.rotate(qk)
         step_kv = torch.cat([qk[:, self._num_heads :], qkv[:, num_rotated:]], dim=1)
-        attended = attend_packed(
-            qk[:, : self._num_heads],
-            step_kv.view(num_tokens, 2, self._num_kv_heads, self._head_dim),
-            step,
-            self._layer_idx,
-            self._scale,
-            self._sinks,
-        )
-        return attended.reshape(num_tokens, -1)
+        shape = (num_tokens, 2, self._num_kv_heads, self._head_dim)
+        return qk[:, : self._num_heads], step_kv.view(shape)
 
 
 class PlainDecoderLayer:

@@ -42,6 +42,8 @@ class AttentionRow:
     context: int
     visible: Visible | Tensor
     depths: Sequence[int] | None = None
+    num_unread: int = 0
+    """Positions at the front of the context that hold nothing and are not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,10 @@ def context_part(
         None where there is nothing to read; an additive mask ``[Q, C]``, None when all of it is seen. A query
         that sees none of it has a finite, tiny weight everywhere, so that nothing becomes NaN.
     """
-    first = 0 if window is None else max(0, row.context - window + 1)
-    if first == row.context:
+    first = row.num_unread
+    if window is not None:
+        first = max(first, row.context - window + 1)
+    if first >= row.context:
         return None, None
     reader = pool.reader(row.page_ids, row.context, first)
     if window is None or row.context + _deepest(row) - first < window:

@@ -117,10 +117,13 @@ def encode_plan(plan: StepPlan) -> bytes:
     for i, row in enumerate(plan.rows):
         if row.extras is not None:
             rows[i] = (*rows[i], _packed_extras(row.extras))
-    ingests = [
+    ingests: list[tuple[Any, ...]] = [
         (i.feature_offset, i.num_tokens, i.start_position, i.page_ids, i.drafter, i.stride)
         for i in plan.ingests
     ]
+    for n, ingest in enumerate(plan.ingests):
+        if ingest.token_ids is not None:
+            ingests[n] = (*ingests[n], ingest.token_ids)
     fields = (plan.step_id, plan.feature_base, plan.num_cohorts, rows, ingests)
     return pack(fields if plan.node_budget is None else (*fields, plan.node_budget))
 
@@ -168,8 +171,11 @@ def encode_result(result: StepResult) -> bytes:
         result.draft_began_s,
         result.verify_began_s,
     )
+    told = (result.trees, result.logprobs, result.prompt_logprobs)
+    if result.num_drafted is not None:
+        return pack((*fields, *told, result.num_drafted))
     if result.prompt_logprobs is not None:
-        return pack((*fields, result.trees, result.logprobs, result.prompt_logprobs))
+        return pack((*fields, *told))
     if result.logprobs is not None:
         return pack((*fields, result.trees, result.logprobs))
     return pack(fields if result.trees is None else (*fields, result.trees))

@@ -23,7 +23,9 @@ class DrafterLimits:
 
     name: str
     max_draft_block_size: int
-    """The draft model's trained block size, anchor included."""
+    """The draft model's trained block size, anchor included; 1: it never drafts."""
+    reads_tokens: bool = False
+    """Whether ingests tell it the tokens of their positions (``Ingest.token_ids``)."""
 
 
 def default_drafter(max_draft_block_size: int) -> tuple[DrafterLimits, ...]:

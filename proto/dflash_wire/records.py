@@ -177,6 +177,9 @@ class Ingest:
     drafter: int = 0
     """Index of the drafter whose context it is."""
     stride: int = 1
+    token_ids: list[int] | None = None
+    """The tokens at these positions, for a drafter that reads them (``DrafterLimits.reads_tokens``); None for
+    others."""
 
 
 @dataclass(slots=True)
@@ -288,7 +291,7 @@ class DraftResult:
     """What the drafter adds to a plan on its way to the verifier.
 
     ``draft_token_ids[i]`` has ``rows[i].width - 1`` ids (empty for prefill and plain rows), or fewer if
-    ``rows[i].is_tree``.
+    ``rows[i].is_tree`` or the drafter found nothing worth more; the row is verified so far.
     """
 
     step_id: int
@@ -369,6 +372,9 @@ class StepResult:
     """``logprobs[i]``: of row ``i``'s committed tokens, if it asked. None: no row did."""
     prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
     """``prompt_logprobs[i]``: of the tokens behind each of row ``i``'s, as far as they are known before."""
+    num_drafted: list[int] | None = None
+    """``num_drafted[i]``: drafts that were verified of row ``i``. None: chains had as many as their widths
+    asked for."""
 
 
 class StepRecord(NamedTuple):

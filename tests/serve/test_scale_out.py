@@ -239,6 +239,7 @@ def test_a_lost_replica_ends_its_own_requests_only(
 
     async def scenario() -> None:
         expected = await run_streams(served, bodies)
+        assert all(s.is_whole for s in expected), expected
         got = await lose_one_of(scaled, class_name, bodies)
         ended = [s for s in got if not s.is_whole]
         assert 0 < len(ended) < NUM_STREAMS, got

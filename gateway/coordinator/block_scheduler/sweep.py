@@ -24,7 +24,9 @@ TREE_ROWS, TREE_WIDTH = (1, 2, 4, 8, 16, 32), 12
 NUM_REPEATS = 5
 FED_TOKENS = 3
 """Committed tokens of the step before that a row has the drafter ingest, where its width allows."""
-ANY_TOKEN = 5
+ANY_TOKEN = 0
+"""What pools of tokens hold before anything is written, too: a drafter that looks for repetitions finds as
+many as it is asked for."""
 
 
 class Cell(NamedTuple):
@@ -122,6 +124,7 @@ def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
     base = step_id % 2 * limits.max_step_positions
     plan = StepPlan(step_id, [], feature_base=base)
     fed = min(FED_TOKENS, cell.width)
+    tokens = [ANY_TOKEN] * fed if limits.all_drafters[0].reads_tokens else None
     for index, page_ids in enumerate(_page_tables(cell, limits)):
         sampling = SamplingParams(seed=index)
         width = cell.width_of(index)
@@ -130,7 +133,8 @@ def _plan(cell: Cell, step_id: int, limits: EngineLimits) -> StepPlan:
         plan.rows.append(row)
         if cell.width > 1:  # the coordinator hardly ever feeds the drafter in a plain step
             first = (limits.max_step_positions - base) + index * cell.width
-            plan.ingests.append(Ingest(first, fed, cell.context - fed, page_ids))
+            ingest = Ingest(first, fed, cell.context - fed, page_ids, token_ids=tokens)
+            plan.ingests.append(ingest)
     return plan
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fake_trees import fake_tree, most_drafts
 from recording_sink import RecordingSink
 from toy_target import (
     VOCAB,
@@ -32,7 +33,7 @@ from dflash_wire.records import (
     StepPlan,
     StepResult,
 )
-from dflash_wire.trees import TreeOutcome, packed_scores
+from dflash_wire.trees import TreeOutcome
 from gateway.coordinator import Coordinator
 
 Sabotage = Callable[[StepPlan, StepResult], StepResult]
@@ -198,8 +199,15 @@ class FakeRing:
 
     def _ingest(self, plan: StepPlan) -> None:
         for ingest in plan.ingests:
+            reads_tokens = self.limits.all_drafters[ingest.drafter].reads_tokens
+            assert (ingest.token_ids is not None) == reads_tokens, (
+                "tokens are for those who read them"
+            )
+            told = ingest.token_ids or []
+            assert len(told) == (ingest.num_tokens if reads_tokens else 0), "a token per position"
             for i in range(ingest.num_tokens):
                 entry = self._features[ingest.feature_offset + i * ingest.stride]
+                assert not told or told[i] == entry.token_id, f"another token than {entry}"
                 assert entry.position == ingest.start_position + i, f"wrong features: {entry}"
                 slot = self._slot(ingest.page_ids, entry.position)
                 self._context[ingest.drafter][slot] = entry
@@ -274,26 +282,6 @@ class FakeRing:
         self._write(row, [*row.token_ids, *drafts], offset, len(committed))
         history.extend(committed)
         return committed
-
-
-def most_drafts(plan: StepPlan) -> list[int]:
-    """Drafts of each row at most: those that share nodes get a number that differs from row to row."""
-    most, budget = [row.width - 1 for row in plan.rows], plan.node_budget
-    if budget is not None:
-        left = budget.most_nodes
-        for index, row in enumerate(plan.rows):
-            if budget.map_of(index) >= 0:
-                assert row.is_tree, "a chain shares nodes"
-                most[index] = min(most[index], left, (row.start_position * 7) % 20)
-                left -= most[index]
-    return most
-
-
-def fake_tree(row: Row, num_accepted_drafts: int, most: int) -> TreeOutcome:
-    """A tree that may be smaller than planned, its longest path first; twice as many nodes were made."""
-    num_nodes = max(num_accepted_drafts, most - row.start_position % 3, 0)
-    scores = packed_scores([-0.2 * node for node in range(2 * num_nodes)])
-    return TreeOutcome(num_nodes, list(range(num_accepted_drafts)), scores)
 
 
 # ----- everything together ----------------------------------------------------------------------

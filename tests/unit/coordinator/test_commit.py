@@ -10,6 +10,7 @@ from dflash_wire.records import CycleStats, FinishReason, Row, StepPlan, StepRes
 from dflash_wire.trees import TreeOutcome
 from gateway.coordinator import parse_policy
 from gateway.coordinator.commit import RowResult, check_result, clip, commit_row, row_results
+from gateway.coordinator.feedback import num_fair_trials
 from gateway.coordinator.sequence import PendingIngest, Sequence
 
 
@@ -63,6 +64,19 @@ def test_only_committed_drafts_count_as_accepted(stop: int, num_kept: int) -> No
     clipped = CycleStats(7, 7, 8, 0.0, 0.0, 0.0).clipped(num_kept)
     assert clipped == CycleStats(7, commit.num_accepted_drafts, num_kept, 0.0, 0.0, 0.0)
     assert sequence.pending_ingests == []
+
+
+def test_a_short_chain_counts_the_drafts_it_had() -> None:
+    """And the first that was left out is, for whoever chooses widths, as good as rejected."""
+    sequence = decoding_sequence(6, 50, [])
+    row = Row(0, sequence.token_ids[-1:], 5, [0, 1, 2, 3], width=8)
+    result = StepResult(0, [[500, 501, 502]], num_drafted=[2])
+    (found,) = row_results(StepPlan(0, [row]), result)
+    commit = commit_row(sequence, found)
+    assert (commit.num_draft_tokens, commit.num_accepted_drafts) == (2, 2)
+    assert num_fair_trials(row, result.committed_token_ids[0], commit) == 3
+    with pytest.raises(FatalError, match="counted drafts of 2 rows"):
+        check_result(StepPlan(0, [row]), StepResult(0, [[500]], num_drafted=[1, 2]))
 
 
 def test_prefill_chunk_commits_nothing_until_it_samples() -> None:

@@ -40,6 +40,27 @@ def test_rows_and_ingests_name_the_drafter_of_their_sequence() -> None:
     assert routes[-2] == [1]
 
 
+def test_ingests_tell_tokens_to_those_who_read_them() -> None:
+    """Chunk by chunk, after preemption, and in runs of plain steps."""
+    readers = (DrafterLimits("default", 16, reads_tokens=True), DrafterLimits("other", 8))
+    bench = Bench(
+        make_limits(readers, num_pages=30, max_step_positions=16),
+        (always_right, always_wrong),
+        "static:4",
+    )
+    for i in range(4):
+        bench.submit(make_request(f"a{i}", 20, 60, seed=i, drafter="other" if i % 2 else None))
+    bench.run_until_idle()
+    bench.check_all_finished()  # the ring compares every token
+    told = {
+        (ingest.drafter, ingest.token_ids is None)
+        for plan in bench.ring.plans
+        for ingest in plan.ingests
+    }
+    assert told == {(0, False), (1, True)}
+    assert bench.coordinator.snapshot().num_preemptions > 0
+
+
 def test_each_drafter_has_acceptance_statistics_of_its_own() -> None:
     bench = two_drafters()
     bench.submit(make_request("a", 5, 13, seed=1))

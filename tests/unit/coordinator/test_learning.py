@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -38,9 +38,9 @@ class Recording(BlockScheduler):
         self.told.append("prepare")
 
 
-def lesson(num_rows: int) -> StepOutcome:
+def lesson(num_rows: int) -> Callable[[], StepOutcome]:
     rows = [RowOutcome(1, "", 4, 3, 3)]
-    return StepOutcome(None, rows, num_rows, 4, 0, 10, 1, 4, 0.5, 5.0, 6.0)
+    return lambda: StepOutcome(None, rows, num_rows, 4, 0, 10, 1, 4, 0.5, 5.0, 6.0)
 
 
 @contextmanager
@@ -65,6 +65,22 @@ def test_lessons_are_learned_in_order_and_by_another_thread() -> None:
         learning.start()
         assert learning.settled() is of
         assert len(of.told) == 4, "nothing new, so nothing to learn"
+
+
+def test_an_outcome_that_cannot_be_put_together_costs_only_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> StepOutcome:
+        raise ValueError("no outcome")
+
+    of = Recording()
+    with in_thread(of) as learning:
+        learning.add(broken)
+        learning.add(lesson(2))
+        learning.start()
+        learning.settled()
+    assert of.told == [2, "prepare"]
+    assert caplog.text.count("cannot learn") == 1
 
 
 def test_the_driver_waits_for_what_is_being_learned() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from coordinator_fakes import Bench, fake_tree, make_limits, make_request
+from coordinator_fakes import Bench, make_limits, make_request
+from fake_trees import fake_tree
 from toy_target import DRAFTERS, plain_generation
 
 ROOMY = make_limits()

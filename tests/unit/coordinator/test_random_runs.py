@@ -44,7 +44,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
     ) -> None:
         limits = make_limits(
             # Not all of a size: a request's width must be one of its own drafter's.
-            drafters=tuple(DrafterLimits(NAMES[i], 8 - i) for i in range(len(drafters))),
+            drafters=tuple(
+                DrafterLimits(NAMES[i], 8 - i, reads_tokens=i == 1) for i in range(len(drafters))
+            ),
             num_pages=num_pages,
             page_size=3,
             max_rows=max_rows,

@@ -265,7 +265,7 @@ def test_drafts_of_another_plan_are_refused(target: tuple[Path, Any]) -> None:
     harness.prefill(lane)
     plan = StepPlan(9, [lane.verify_row(3)])
     before = harness.pool.data.clone()
-    for drafts in (DraftResult(8, [[1, 2]]), DraftResult(9, []), DraftResult(9, [[1]])):
+    for drafts in (DraftResult(8, [[1, 2]]), DraftResult(9, []), DraftResult(9, [[1, 2, 3]])):
         with pytest.raises(FatalError, match="step 9"):
             harness.engine.run(plan, drafts)
     assert torch.equal(harness.pool.data, before)

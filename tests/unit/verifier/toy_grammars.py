@@ -31,7 +31,7 @@ TOKENS = (
         b"12",
         b"0",
     ),
-    *(b"[", b"]", b"true", b"tr", b"ue", b"null", b"x", b"xy", b'{"', b'":', b'",', b'"}', b'"a"'),
+    *(b"[", b"]", b"true", b"t", b"rue", b"null", b"x", b"xy", b'{"', b'":', b'",', b'"}', b'"a"'),
     *(b"bb", b"", b"", b"</s>"),
 )
 END = 31

@@ -92,6 +92,7 @@ ingests = st.builds(
     page_ids=ids,
     drafter=counts,
     stride=counts,
+    token_ids=st.none() | ids,
 )
 budgets = st.builds(
     NodeBudget,
@@ -139,6 +140,7 @@ results = st.builds(
     trees=st.none() | st.lists(st.none() | trees, max_size=3),
     logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
     prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
+    num_drafted=st.none() | ids,
 )
 cycles = st.builds(
     CycleStats,
@@ -256,6 +258,18 @@ def test_processors_and_logprobs_cost_rows_without_them_nothing() -> None:
     request = GenerationRequest("r", [5], 3)
     assert len(codec.unpack(codec.encode_request(request))) == 10
     assert len(codec.unpack(codec.encode_request(replace(request, num_logprobs=0)))) == 13
+
+
+def test_tokens_and_short_chains_cost_other_drafters_nothing() -> None:
+    plain = Ingest(3, 2, 7, [0])
+    told = replace(plain, token_ids=[5, 6])
+    sizes = [len(codec.encode_plan(StepPlan(1, [], [ingest]))) for ingest in (plain, told)]
+    assert sizes[1] == sizes[0] + 1 + 2
+    assert len(codec.unpack(codec.encode_plan(StepPlan(1, [], [plain])))[4][0]) == 6
+    result = StepResult(1, [[5], [6]])
+    assert len(codec.unpack(codec.encode_result(result))) == 7
+    result.num_drafted = [0, 3]
+    assert codec.decode_result(codec.encode_result(result)) == result
 
 
 def test_scores_are_packed_in_16_bits() -> None:
