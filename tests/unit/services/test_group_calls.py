@@ -11,7 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse
 
 from dflash_wire.errors import EngineUnavailableError, InvalidRequestError, error_to_wire
-from dflash_wire.gauges import SchedulerGauges
+from dflash_wire.gauges import GUIDED_COUNTS, SchedulerGauges
 from services import serve_engine
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
@@ -104,11 +104,13 @@ def test_gauges_of_the_groups_that_answer(monkeypatch: pytest.MonkeyPatch) -> No
         "num_preemptions": 5,
         "num_steps": 700,
         "num_failed_steps": 0,
+        "guided": {"num_guided_tokens": 9, "num_forced_tokens": 4, "num_written_drafts": 2},
         "schedulers": [list(SCHEDULER)],  # a tuple here; lists come out of other serializers
     }
     (gauges,) = asyncio.run(engine_over(snapshot, RuntimeError("died")).gauges())
     assert (gauges.group, gauges.num_held_pages, gauges.num_idle_pages) == ("a", 12, 20)
     assert gauges.schedulers == (SCHEDULER,)
+    assert [getattr(gauges, name) for name in GUIDED_COUNTS] == [9, 4, 2]
     (gauges,) = asyncio.run(engine_over(LATE, snapshot).gauges())
     assert gauges.group == "a"
 
