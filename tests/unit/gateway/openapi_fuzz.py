@@ -16,13 +16,16 @@ from schemathesis.hooks import unregister
 MSGPACK = "application/msgpack"
 MOST_TOKENS = 6
 """No answer needs to be longer."""
+REQUEST_TIMEOUT_S = 120
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 ADMIN = frozenset({"/admin/policy", "/debug/block_scheduler"})
 ADMIN_KEY = "fuzzing-has-a-key"
 MODEL_BOUND = (
     ("dflash",),
     ("stream_options",),
-    ("tools", "tool_choice"),
+    ("tools", "tool_choice", "parallel_tool_calls"),
+    ("response_format", "structured_outputs", "text"),
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     ("max_tokens", "max_completion_tokens", "max_output_tokens"),
     ("stop_token_ids",),
     ("logit_bias",),
@@ -96,6 +99,7 @@ def fuzz_config(max_examples: int, seed: int, tries_boundaries: bool = True) -> 
                 "coverage": {"enabled": tries_boundaries},
             },
             "continue-on-failure": True,
+            "request-timeout": REQUEST_TIMEOUT_S,
         }
     )
 
@@ -126,7 +130,7 @@ def steer(case: Any, model: str) -> None:
 
     Left as they are: wrong bodies, and one in a few of the others. What is changed depends on the body alone.
     """
-    chance = random.Random(f"{case.body!r} {case.path_parameters!r}")
+    chance = random.Random(f"{case.body!r} {case.path_parameters!r} {case.query!r}")
     if chance.random() < 0.3:
         case.headers["Accept"] = MSGPACK
     if case.path in ADMIN and chance.random() < 0.7:
@@ -140,8 +144,9 @@ def steer(case: Any, model: str) -> None:
         body["model"] = model
     if case.path not in GENERATING:
         return
+    least = chance.choice([0.8, 1.0])
     for names in MODEL_BOUND:
-        if chance.random() < 0.8:
+        if chance.random() < least:
             for name in names:
                 body.pop(name, None)
     if "prompt" in body and chance.random() < 0.8:
