@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit test-exhaustive lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install serve test test-unit test-exhaustive test-clients test-lm-eval lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,7 @@ $(PY):
 $(STAMP): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing into $(VENV); the first time takes a few minutes"
 	@$(PIP) --editable .
+	@$(PIP) --no-deps xgrammar  # without triton, see pyproject.toml
 	@touch $@
 
 # The public `dflash` package is only a reference for tests and `make bench`, `speculators` for tests. They pin
@@ -80,8 +81,22 @@ test: $(STAMP_TEST) ## run the whole test suite (ARGS=... goes to pytest)
 test-unit: $(STAMP_TEST) ## run the tests that need neither Ray nor a server
 	@$(PY) -m pytest tests/unit $(ARGS)
 
-test-exhaustive: $(STAMP_TEST) ## 5,000 random requests and drafts against plain decoding (a quarter of an hour)
-	@DFLASH_CASES=5000 $(PY) -m pytest tests/unit/services/test_sampling_property.py $(ARGS)
+test-exhaustive: $(STAMP_TEST) ## 5,000 random requests against plain decoding, 10,000 against the OpenAPI document (half an hour)
+	@DFLASH_CASES=5000 DFLASH_EXAMPLES=400 $(PY) -m pytest tests/unit/services/test_sampling_property.py \
+	  tests/unit/gateway/test_openapi.py tests/e2e/test_openapi_fuzz.py $(ARGS)
+
+# Packages of other languages and frameworks go into folders of their own, not into .venv.
+test-clients: $(STAMP_TEST) ## official and framework clients of Python and JavaScript (npm, node 20+)
+	@command -v npm >/dev/null || echo "There is no npm here: JavaScript clients are skipped" >&2
+	@! command -v npm >/dev/null || npm ci --prefix tests/clients --ignore-scripts --no-audit --no-fund
+	@test -x build/clients/bin/python || $(PY) -m venv build/clients
+	@build/clients/bin/pip --quiet --disable-pip-version-check --no-input install -r tests/clients/requirements.txt
+	@$(PY) -m pytest tests/e2e/test_openai_client.py tests/e2e/test_other_clients.py $(ARGS)
+
+test-lm-eval: $(STAMP_TEST) ## lm-eval's scores with and without speculation (DFLASH_DATA as bench-serving)
+	@test -x build/lm-eval/bin/python || $(PY) -m venv build/lm-eval
+	@build/lm-eval/bin/pip --quiet --disable-pip-version-check --no-input install -r tests/clients/lm-eval.txt
+	@$(PY) -m pytest tests/e2e/test_lm_eval.py $(ARGS)
 
 lint: $(STAMP_TEST) $(STAMP_DEV) ## ruff check and format, codespell, mypy
 	@$(VENV)/bin/ruff check .

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from dflash_wire.errors import AuthenticationError, NotFoundError
 from gateway.body import read_model
+from gateway.openapi import answering
 from gateway.state import StateProvider
 
 MOST_DECISIONS = 512
@@ -37,14 +38,14 @@ def admin_router(provider: StateProvider) -> APIRouter:
 
     router = APIRouter(tags=["admin"], dependencies=[Depends(check_key)])
 
-    @router.get("/debug/block_scheduler")
+    @router.get("/debug/block_scheduler", **answering("Decisions", errors=[400, 401, 404, 503]))
     async def block_scheduler(
         last: Annotated[int, Query(ge=1, le=MOST_DECISIONS)] = 20,
     ) -> Response:
         """Explain the latest decisions of every block scheduler in words, newest last."""
         return JSONResponse(await provider().engine.decisions(last))
 
-    @router.post("/admin/policy")
+    @router.post("/admin/policy", **answering("Policy", body=PolicyBody, errors=[401, 404, 503]))
     async def policy(request: Request) -> Response:
         """Change the default block policy of all engine groups, for running requests too."""
         # Read here and not by the framework, which would read any body before the key is looked at.

@@ -27,9 +27,10 @@ from gateway.endpoints import openai_router
 from gateway.errors import install_error_handlers
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestEnvelope
+from gateway.openapi import install_document
 from gateway.operations import operations_router
 from gateway.responses_endpoint import responses_router
-from gateway.state import GatewaySettings, GatewayState, StateProvider
+from gateway.state import GatewaySettings, GatewayState, GrammarCheck, StateProvider
 from gateway.token_endpoints import token_router
 
 
@@ -38,11 +39,12 @@ def create_app(
     tokenizer: ChatTokenizer,
     settings: GatewaySettings,
     *,
+    grammar_check: GrammarCheck | None = None,
     metrics: GatewayMetrics | None = None,
     sends_request_id: bool = True,
 ) -> FastAPI:
     """Return the gateway over an engine that exists; see ``create_app_from`` for the rest."""
-    state = GatewayState(engine, tokenizer, settings)
+    state = GatewayState(engine, tokenizer, settings, grammar_check=grammar_check)
     return create_app_from(lambda: state, metrics=metrics, sends_request_id=sends_request_id)
 
 
@@ -68,4 +70,5 @@ def create_app_from(
     app.include_router(operations_router(provider, metrics))
     app.include_router(token_router(provider))
     app.include_router(admin_router(provider))
+    install_document(app)
     return app

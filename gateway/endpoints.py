@@ -13,6 +13,7 @@ from gateway.disconnect import until_disconnect
 from gateway.generation import request_pieces
 from gateway.metrics import GatewayMetrics
 from gateway.msgpack_framing import choose_framing, object_response
+from gateway.openapi import answering, generating
 from gateway.parameters import ignored_fields_header
 from gateway.preparation import Prepared, new_response_id, prepare_chat, prepare_completion
 from gateway.responses import ChatShape, CompletionShape, ResponseShape
@@ -20,7 +21,6 @@ from gateway.schemas import (
     ChatCompletionBody,
     CompletionBody,
     GenerationBody,
-    request_body_schema,
 )
 from gateway.sse import EventStreamResponse
 from gateway.state import GatewaySettings, GatewayState, StateProvider
@@ -31,7 +31,7 @@ def openai_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter
     """Return the routes under ``/v1``."""
     router = APIRouter(prefix="/v1", tags=["openai"])
 
-    @router.post("/chat/completions", openapi_extra=request_body_schema(ChatCompletionBody))
+    @router.post("/chat/completions", **generating("ChatCompletion", ChatCompletionBody))
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         arrived = metrics.clock()
@@ -41,7 +41,7 @@ def openai_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter
         answer = _Answer(request, state, metrics, arrived, ChatShape())
         return await answer.respond(body, prepared)
 
-    @router.post("/completions", openapi_extra=request_body_schema(CompletionBody))
+    @router.post("/completions", **generating("Completion", CompletionBody))
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
         arrived = metrics.clock()
@@ -51,13 +51,13 @@ def openai_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRouter
         answer = _Answer(request, state, metrics, arrived, CompletionShape())
         return await answer.respond(body, prepared)
 
-    @router.get("/models")
+    @router.get("/models", **answering("Models", errors=[503]))
     async def list_models() -> Response:
         """List the one model served here."""
         model = model_object(provider().settings)
         return JSONResponse({"object": "list", "data": [model]})
 
-    @router.get("/models/{model_id:path}")
+    @router.get("/models/{model_id:path}", **answering("Model", errors=[404, 503]))
     async def retrieve_model(model_id: str) -> Response:
         """Describe the model."""
         settings = provider().settings

@@ -38,6 +38,15 @@ COUNTERS = {
     ),
     "num_steps": ("dflash_steps", "Steps sent around the ring."),
     "num_failed_steps": ("dflash_failed_steps", "Steps that failed as a whole."),
+    "num_guided_tokens": ("dflash_guided_tokens", "Tokens committed under a grammar."),
+    "num_forced_tokens": (
+        "dflash_forced_tokens",
+        "Tokens committed under a grammar that left no alternative.",
+    ),
+    "num_written_drafts": (
+        "dflash_written_drafts",
+        "Accepted drafts that grammars had put into the drafter's places.",
+    ),
 }
 
 

@@ -32,12 +32,6 @@ _BOTH: dict[str, Neutral] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "grammar": ("",),
@@ -79,6 +73,11 @@ _MESSAGE: dict[str, Neutral] = {
     "audio": (),
     "refusal": ("",),
 }
+_STRUCTURED_OUTPUTS: dict[str, Neutral] = {
+    "disable_any_whitespace": (False,),
+    "disable_fallback": (True, False),
+    "whitespace_pattern": (),
+}
 _STREAM_OPTIONS: dict[str, Neutral] = {
     "include_obfuscation": (False,),
 }
@@ -109,6 +108,10 @@ def _places(
     yield "", body.extras, _BOTH | (_CHAT if is_chat else _COMPLETION)
     if body.stream_options is not None:
         yield "stream_options.", body.stream_options.extras, _STREAM_OPTIONS
+    if body.structured_outputs is not None:
+        yield "structured_outputs.", body.structured_outputs.extras, _STRUCTURED_OUTPUTS
+    if body.response_format is not None:
+        yield "response_format.", body.response_format.extras, {}
     if isinstance(body, ChatCompletionBody):
         if body.chat_template_kwargs is not None:
             options = body.chat_template_kwargs.extras

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
 from gateway.bad_words import add_bad_words
+from gateway.grammars import answer_guide, guided
 from gateway.parameters import check_parameters
 from gateway.schemas import ChatCompletionBody, CompletionBody, Prompts
 from gateway.state import GatewayState
-from gateway.tool_choice import offered_tools, plan_parsing
+from gateway.tool_choice import chat_guide, offered_tools, plan_parsing, reasoned
 from gateway.tool_schemas import num_chars as num_chars_of_tools
 from gateway.validation import SequencePlan, check_body, check_prompts, plan_sequences
 
@@ -47,6 +48,7 @@ async def prepare_chat(state: GatewayState, body: ChatCompletionBody, response_i
         raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     check_conversation(body, state)
     tools = offered_tools(body, state.output_format)
+    guide = chat_guide(body, tools, state.output_format)
     prompt = await state.tokenizer.encode_chat(
         [message.for_template() for message in body.messages],
         body.enables_thinking,
@@ -55,6 +57,8 @@ async def prepare_chat(state: GatewayState, body: ChatCompletionBody, response_i
     parse = plan_parsing(body, tools, state, prompt)
     plans = plan_sequences(body, [prompt], state.settings, response_id, "messages", parse)
     plans = add_bad_words(plans, body.bad_words or (), state.tokenizer)
+    if guide is not None:
+        plans = await guided(state, plans, reasoned(guide, parse, state.tokenizer, prompt))
     return Prepared(response_id, plans, ignored)
 
 
@@ -69,9 +73,12 @@ async def prepare_completion(
     ignored = check_parameters(body)
     check_body(body, state.settings)
     check_prompts(body.prompt, state.settings)
+    guide = answer_guide(body)
     prompts = await _encode_prompts(state, body.prompt)
     plans = plan_sequences(body, prompts, state.settings, response_id, "prompt")
     plans = add_bad_words(plans, body.bad_words or (), state.tokenizer)
+    if guide is not None:
+        plans = await guided(state, plans, guide)
     if body.echo:
         plans = [_with_echo(plan, state) for plan in plans]
     return Prepared(response_id, plans, ignored)

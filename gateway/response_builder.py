@@ -143,7 +143,7 @@ def _empty_response(
         "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": sampling.top_p,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationError, WithJsonSchema
 
@@ -27,7 +27,6 @@ UNSUPPORTED: dict[str, Neutral] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": {"type": "text"}}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
     # Of the chat API alone: what they ask for has no place in this one's answers.
@@ -47,7 +46,11 @@ PASSED_ON = (
     *("safety_identifier", "prompt_cache_key", "priority", "cache_salt", "dflash"),
     *("chat_template_kwargs", "parallel_tool_calls"),
 )
-RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+RENAMED = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
 """Fields of a chat request as this API calls them."""
 
 
@@ -65,6 +68,15 @@ Input = Annotated[
 ]
 
 
+class TextOptions(StrictBody):
+    """What the text of an answer is like."""
+
+    format: dict[str, Any] | None = Field(
+        None, description="As chat's response_format, name and schema beside the type."
+    )
+    verbosity: Literal["medium"] | None = None
+
+
 class ResponsesBody(StrictBody):
     """A stateless request: all of the conversation is in ``input``, and nothing is stored."""
 
@@ -78,6 +90,7 @@ class ResponsesBody(StrictBody):
     seed: int | None = None
     stop: Stops = ()
     stream: bool | None = None
+    text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -123,6 +136,8 @@ def as_chat(body: ResponsesBody) -> ChatCompletionBody:
         fields["tools"] = [_chat_tool(index, tool) for index, tool in enumerate(body.tools)]
     if body.tool_choice is not None:
         fields["tool_choice"] = _chat_choice(body.tool_choice)
+    if body.text is not None and body.text.format is not None:
+        fields["response_format"] = _response_format(body.text.format)
     try:
         text = json.dumps(fields, allow_nan=False)
     except ValueError as error:
@@ -151,6 +166,13 @@ def _chat_tool(index: int, tool: Json) -> Json:
         )
     function = {name: tool[name] for name in tool if name != "type"}
     return {"type": "function", "function": function}
+
+
+def _response_format(form: Json) -> Json:
+    if form.get("type") != "json_schema":
+        return form
+    named = {name: value for name, value in form.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _chat_choice(choice: Any) -> Any:

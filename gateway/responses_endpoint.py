@@ -12,11 +12,11 @@ from gateway.framing import Framing
 from gateway.generation import request_pieces
 from gateway.metrics import GatewayMetrics
 from gateway.msgpack_framing import MsgpackFraming, accepts_msgpack, object_response
+from gateway.openapi import generating
 from gateway.parameters import ignored_fields_header
 from gateway.preparation import Prepared, new_response_id, prepare_chat
 from gateway.response_builder import NamedSseFraming, ResponsesBuilder
 from gateway.responses_body import ResponsesBody, as_chat, renamed
-from gateway.schemas import request_body_schema
 from gateway.sse import EventStreamResponse
 from gateway.state import GatewayState, StateProvider
 
@@ -25,7 +25,7 @@ def responses_router(provider: StateProvider, metrics: GatewayMetrics) -> APIRou
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["openai"])
 
-    @router.post("/responses", openapi_extra=request_body_schema(ResponsesBody))
+    @router.post("/responses", **generating("Response", ResponsesBody))
     async def create_response(request: Request) -> Response:
         """Answer a conversation with text, reasoning and tool calls."""
         arrived = metrics.clock()

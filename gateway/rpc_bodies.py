@@ -17,12 +17,14 @@ from gateway.parsers.deltas import CallArguments, CallStart, ContentDelta, Delta
 from gateway.schemas import ChatCompletionBody, CompletionBody
 
 Json = dict[str, Any]
-OWN = frozenset({"prompt_token_ids", "conversation", "tools", "enable_thinking", "more_json"})
+OWN = frozenset(
+    {"prompt_token_ids", "conversation", "tools", "enable_thinking", "more_json", "logit_bias"}
+)
 """Fields of a request that the HTTP body has in another form."""
 
 
-NOT_TOLD = ("logprobs", "top_logprobs", "prompt_logprobs", "stream", "stream_options")
-"""Fields of the HTTP body that ask for what these messages do not have."""
+NOT_TOLD = ("stream", "stream_options")
+"""Fields of the HTTP body that ask for what these messages do not have: the call says whether it streams."""
 
 
 def as_body(request: pb.GenerateRequest) -> ChatCompletionBody | CompletionBody:
@@ -41,7 +43,12 @@ def as_body(request: pb.GenerateRequest) -> ChatCompletionBody | CompletionBody:
         fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
     if request.HasField("enable_thinking"):
         fields["chat_template_kwargs"] = {"enable_thinking": request.enable_thinking}
+    if request.logit_bias:
+        biases = sorted(request.logit_bias.items())  # a message's map has no order
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in biases}
     if kind == "conversation":
+        if request.HasField("logprobs"):
+            fields |= {"logprobs": True, "top_logprobs": request.logprobs}
         fields["messages"] = [_chat_message(message) for message in request.conversation.messages]
     elif kind == "prompt_token_ids":
         fields["prompt"] = list(request.prompt_token_ids.ids)

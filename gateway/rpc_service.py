@@ -11,6 +11,7 @@ import grpc
 from dflash_wire.errors import DFlashError
 from dflash_wire.v1 import generation_pb2 as pb
 from gateway.answers import make_builder
+from gateway.chat_tokenizer import ChatTokenizer
 from gateway.framing import SseFraming
 from gateway.generation import TextPiece, request_pieces
 from gateway.metrics import GatewayMetrics
@@ -23,6 +24,7 @@ from gateway.rpc_bodies import (
     stats_messages,
     usage_message,
 )
+from gateway.rpc_logprobs import ToldLogprobs, entry_messages, prompt_messages
 from gateway.schemas import ChatCompletionBody
 from gateway.state import StateProvider
 
@@ -73,7 +75,12 @@ class GenerationService:
         state = self._provider()
         prepared, builder = await self._prepare(request)
         pieces = request_pieces(state, prepared.plans, self._metrics, arrived)
-        return response_message(await builder.whole(pieces), prepared.ignored)
+        if not prepared.plans[0].is_detailed:
+            return response_message(await builder.whole(pieces), prepared.ignored)
+        told = ToldLogprobs(prepared)
+        response = response_message(await builder.whole(told.passing(pieces)), prepared.ignored)
+        told.add_to(response, state.tokenizer)
+        return response
 
     async def generate_stream(
         self, request: pb.GenerateRequest
@@ -87,14 +94,17 @@ class GenerationService:
         state = self._provider()
         prepared, builder = await self._prepare(request)
         num_running, ignored = len(prepared.plans), prepared.ignored
+        first = prepared.plans[0]
+        prompt = first.request.prompt_token_ids if first.returns_token_ids else []
         async with aclosing(
             request_pieces(state, prepared.plans, self._metrics, arrived)
         ) as pieces:
             async for piece in pieces:
                 builder.take(piece)
-                chunk = _chunk(piece, prepared)
+                chunk = _chunk(piece, prepared, state.tokenizer)
                 chunk.ignored_fields.extend(ignored)
-                ignored = []
+                chunk.prompt_token_ids.extend(prompt)
+                ignored, prompt = [], []
                 if piece.finish_reason is not None:
                     num_running -= 1
                     if num_running == 0:
@@ -137,11 +147,16 @@ class GenerationService:
         return prepared, make_builder(state, body, prepared, shape, SseFraming())
 
 
-def _chunk(piece: TextPiece, prepared: Prepared) -> pb.GenerateChunk:
+def _chunk(piece: TextPiece, prepared: Prepared, tokenizer: ChatTokenizer) -> pb.GenerateChunk:
     chunk = pb.GenerateChunk(id=prepared.response_id, index=piece.choice_index, text=piece.text)
-    if piece.detail is not None:
-        chunk.token_ids.extend(piece.detail.token_ids)
-        for delta in piece.detail.deltas:
+    detail = piece.detail
+    if detail is not None:
+        chunk.token_ids.extend(detail.token_ids)
+        chunk.logprobs.extend(entry_messages(detail.logprobs, tokenizer))
+        if piece.choice_index == 0 and detail.prompt_logprobs is not None:
+            told = prompt_messages(prepared, detail.prompt_logprobs, tokenizer)
+            chunk.prompt_logprobs.extend(told)
+        for delta in detail.deltas:
             add_delta(chunk, delta)
     if piece.finish_reason is not None:
         chunk.finish_reason = piece.finish_reason

@@ -6,7 +6,7 @@ parameters that are not implemented are found among the extra fields by ``parame
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from gateway.base_schemas import StrictBody, problem
+from gateway.grammar_fields import GrammarFields
 from gateway.processor_fields import ProcessorFields
 from gateway.tool_schemas import Json, Tool, ToolCall, ToolChoice
 
@@ -151,7 +152,7 @@ class DFlashOptions(BaseModel):
     )
 
 
-class GenerationBody(ProcessorFields, StrictBody):
+class GenerationBody(ProcessorFields, GrammarFields, StrictBody):
     """What both generating endpoints accept. ``null`` means the same as leaving a field out."""
 
     model: str
@@ -307,21 +308,3 @@ class CompletionBody(GenerationBody):
         if self.echo and self.logprobs is not None:
             return max(self.logprobs, self.prompt_logprobs or 0)
         return self.prompt_logprobs
-
-
-def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI ``requestBody`` of ``model``, self-contained."""
-    schema = model.model_json_schema()
-    inlined = _inline(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
-
-
-def _inline(node: object, definitions: dict[str, object]) -> object:
-    """Replace references, which would point to nowhere inside an OpenAPI document."""
-    if isinstance(node, list):
-        return [_inline(item, definitions) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inline(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
-    return {key: _inline(value, definitions) for key, value in node.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from dflash_wire.drafters import DrafterLimits, default_drafter
@@ -75,6 +75,15 @@ class GatewaySettings:
         return f"dflash-{self.version}"
 
 
+GrammarCheck = Callable[[str], Awaitable[str | None]]
+"""Says what is wrong with a grammar (see ``Processors.grammar``); None if nothing is.
+
+Raises:
+    OverloadedError: too many wait for it.
+    EngineUnavailableError: it cannot be asked.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     """All that the endpoints need to answer."""
@@ -84,6 +93,8 @@ class GatewayState:
     settings: GatewaySettings
     recorder: ChunkRecorder | None = None
     """Records chunks for ``/trace``; None where that is off."""
+    grammar_check: GrammarCheck | None = None
+    """None: there is no guided decoding."""
     output_format: OutputFormat = field(init=False)
     """How the model's output is parsed; by default as its chat template says."""
 

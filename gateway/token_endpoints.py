@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.gauges import GroupGauges
 from gateway.body import read_model
+from gateway.openapi import answering
 from gateway.parameters import ignored_fields_header
-from gateway.schemas import request_body_schema
 from gateway.state import GatewayState, StateProvider
 from gateway.token_bodies import DetokenizeBody, TokenizeBody
 from gateway.validation import check_model, check_token_ids
@@ -19,7 +19,7 @@ def token_router(provider: StateProvider) -> APIRouter:
     """Return the routes that neither generate nor belong to OpenAI's API."""
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize", openapi_extra=request_body_schema(TokenizeBody))
+    @router.post("/tokenize", **answering("Tokens", body=TokenizeBody, errors=[404, 503]))
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a text, or of a conversation as the model gets it."""
         state = provider()
@@ -35,7 +35,7 @@ def token_router(provider: StateProvider) -> APIRouter:
             answer["token_strs"] = state.tokenizer.token_names(token_ids)
         return JSONResponse(answer, headers=ignored_fields_header(list(body.extras)))
 
-    @router.post("/detokenize", openapi_extra=request_body_schema(DetokenizeBody))
+    @router.post("/detokenize", **answering("Text", body=DetokenizeBody, errors=[404, 503]))
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids, special tokens included."""
         state = provider()
@@ -45,7 +45,7 @@ def token_router(provider: StateProvider) -> APIRouter:
         text = await state.tokenizer.decode(body.tokens)
         return JSONResponse({"prompt": text}, headers=ignored_fields_header(list(body.extras)))
 
-    @router.get("/load")
+    @router.get("/load", **answering("Load", errors=[503]))
     async def load() -> Response:
         """Return how many sequences run or wait, in all and in every engine group."""
         groups = await provider().engine.gauges()

@@ -104,6 +104,11 @@ class EngineArgs(Section):
         description="How drafts are accepted at a temperature, unless a request says otherwise: 'coupled' "
         "gives the same text for a seed whatever the policy, 'rejection' the same distribution.",
     )
+    deterministic: bool = Field(
+        False,
+        description="Numbers are the same to the last bit whatever the policy, the batch and the chunks of "
+        "prompts; slower. Needs a CPU and a dense model whose weights are packed.",
+    )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")
     max_rows: int = Field(64, ge=1, description="Sequences that run at the same time.")

@@ -201,8 +201,13 @@ class CoordinatorDeployment:
         """
         self._recent_names.add(prefix)
         try:
-            sequence = self._lanes[0].coordinator.prepare(decode_request(frame))
-            await self._lane_for(sequence).run(sequence)
+            request = decode_request(frame)
+            sequence = self._lanes[0].coordinator.prepare(request)
+            lane = self._lane_for(sequence)
+            if request.processors is not None and request.processors.grammar:
+                grammar = request.processors.grammar
+                await self._group.compile_grammar(self._lanes.index(lane), grammar)
+            await lane.run(sequence)
         except DFlashError as error:
             return error_to_wire(error)
         return None
@@ -241,6 +246,7 @@ class CoordinatorDeployment:
             "group": group,
             **sums,
             "num_outstanding_tokens": self._outstanding_tokens(),
+            "guided": await self._group.guided_counts(),
             "lanes": gauges,
             "drafters": drafters,
             "schedulers": [

@@ -12,6 +12,7 @@ import ray
 
 from dflash_wire.codec import decode_result, encode_drafts, encode_plan
 from dflash_wire.errors import EngineUnavailableError
+from dflash_wire.gauges import GUIDED_COUNTS
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from services.config import AppArgs, ExecutorArgs, LinkArgs
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600
 PING_TIMEOUT_S = 30
+COUNTS_TIMEOUT_S = 1.0
 
 
 class ZmqRing:
@@ -112,8 +114,8 @@ def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
         .options(
             num_cpus=executor.num_cpus,
             num_gpus=executor.num_gpus,
-            # One thread answers pings while another loads or serves direct transport.
-            max_concurrency=2,
+            # One answers pings while others load, serve direct transport, or compile a grammar.
+            max_concurrency=3,
             max_restarts=0,
             enable_tensor_transport=True,
         )
@@ -149,6 +151,8 @@ class EngineGroup:
             _create(DrafterActor, args.drafter, spec, args.link, mode, index)
             for index in range(len(spec.drafters))
         ]
+        self._guided_counts = dict.fromkeys(GUIDED_COUNTS, 0)
+        self._compiling = [asyncio.Lock() for _ in links]
         self.limits = self._pair()
 
     def _pair(self) -> EngineLimits:
@@ -190,6 +194,32 @@ class EngineGroup:
                 )
             if not is_alive:
                 self._lose(f"the {name} actor's step thread has ended; it is being replaced")
+
+    async def compile_grammar(self, lane: int, text: str) -> None:
+        """Have a lane's verifier compile a grammar; one at a time, so that pings find a free thread.
+
+        Raises:
+            InvalidRequestError: it is none.
+            EngineUnavailableError: the verifier is gone.
+        """
+        async with self._compiling[lane]:
+            try:
+                await self._verifiers[lane].compile_grammar.remote(text)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            except ray.exceptions.RayError as error:
+                raise EngineUnavailableError("the verifier is gone; try again") from error
+
+    async def guided_counts(self) -> dict[str, int]:
+        """Sums of the verifiers' counts (see ``VerifierActor.guided_counts``); the last known ones where a
+        verifier does not answer in time. Mutates these."""
+        calls = [verifier.guided_counts.remote() for verifier in self._verifiers]
+        try:
+            counts = await asyncio.wait_for(asyncio.gather(*calls), COUNTS_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return self._guided_counts
+        self._guided_counts = {name: sum(c[name] for c in counts) for name in GUIDED_COUNTS}
+        return self._guided_counts
 
     def _actors(self) -> list[tuple[str, Any]]:
         verifiers = [("verifier", actor) for actor in self._verifiers]

@@ -23,8 +23,10 @@ from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
 from services.drafter_kinds import DrafterKind
+from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
+from verifier.grammars import GrammarPool, load_vocabulary
 from verifier.target import TargetModel
 
 DraftSource = DraftModel | Eagle3Model | NgramSettings
@@ -125,7 +127,10 @@ def build_verifier(
         target.dtype,
         target.device,
     )
-    return VerifierEngine(target, pool, feature_pool, taps)
+    path, vocab_size = spec.target_path, target.vocab_size
+    ends = end_token_ids(path)
+    grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
+    return VerifierEngine(target, pool, feature_pool, taps, spec.is_deterministic, grammars)
 
 
 def build_drafter(

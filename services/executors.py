@@ -21,6 +21,7 @@ from dflash_wire.codec import (
     encode_result,
 )
 from dflash_wire.errors import error_to_wire
+from dflash_wire.gauges import GUIDED_COUNTS
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepResult
 from services.config import LinkArgs
@@ -231,6 +232,18 @@ class VerifierActor:
     def ping(self) -> bool:
         """Whether the actor can take steps."""
         return self._stage is not None and self._stage.is_alive()
+
+    def compile_grammar(self, text: str) -> None:
+        """Have a grammar ready when its request's first step comes; steps go on meanwhile.
+
+        Raises:
+            InvalidRequestError: it is none.
+        """
+        self._engine.compile_grammar(text)
+
+    def guided_counts(self) -> dict[str, int]:
+        """What grammars have done here, by the names in ``GroupGauges``."""
+        return {name: getattr(self._engine, name) for name in GUIDED_COUNTS}
 
     def _verify(self, message: Message) -> Message | None:
         plan = decode_plan(message[1])

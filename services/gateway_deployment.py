@@ -21,6 +21,7 @@ from gateway.rpc_service import GenerationService, status_of
 from gateway.state import GatewaySettings, GatewayState
 from gateway.trace import ChunkRecorder
 from services.config import AppArgs
+from services.grammar_checker import GrammarChecker
 from services.route_hints import RouteHints
 from services.serve_engine import ServeEngine
 
@@ -44,7 +45,8 @@ class GatewayDeployment:
         hints = RouteHints(args.engine.page_size, args.routing.expected_output_tokens)
         engine = ServeEngine(coordinator, args.link.kind, hints)
         recorder = ChunkRecorder() if args.gateway.trace else None
-        self._state = GatewayState(engine, tokenizer, settings, recorder)
+        checker = GrammarChecker(target_path, settings.vocab_size)
+        self._state = GatewayState(engine, tokenizer, settings, recorder, checker.check)
         self._metrics = GatewayMetrics()
         self._service = GenerationService(lambda: self._state, self._metrics)
 
@@ -73,9 +75,10 @@ class GatewayDeployment:
                 async for chunk in chunks:
                     yield chunk
         except Exception as error:
-            # A status that is set reaches the client with a message or an exception only.
+            # A status reaches the client with a message or an exception only, and an exception is a traceback
+            # in the logs of two processes.
             self._set_status(error, grpc_context)
-            raise
+            yield pb.GenerateChunk()
 
     async def ListModels(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """Name the model."""

@@ -106,6 +106,7 @@ class LocalEngine:
         self._num_threads = max(spec.verifier_threads, spec.drafter_threads)
         self._queues: dict[str, queue.SimpleQueue[TokenChunk]] = {}
         ring, self.limits = build_local_ring(spec)
+        self._verifier = ring.verifier
         scheduler = None
         if args.engine.policy == ADAPTIVE.name:  # nobody else asks what steps cost
             torch.set_num_threads(self._num_threads)
@@ -143,6 +144,8 @@ class LocalEngine:
         Raises:
             DFlashError: the request was refused or the engine failed.
         """
+        if request.processors is not None and request.processors.grammar:
+            self._verifier.compile_grammar(request.processors.grammar)  # not in the step loop
         chunks: queue.SimpleQueue[TokenChunk] = queue.SimpleQueue()
         self._queues[request.request_id] = chunks
         is_finished = False

@@ -1,8 +1,9 @@
 """Batches without HTTP: ``python -m services.offline --prompts FILE.jsonl --output OUT.jsonl``.
 
 Each input line is a JSON object with ``id`` (optional) and one of ``messages``, ``prompt`` or
-``question``. Results are appended as they finish, one JSON object a line; a second run skips what is
-already there and tries errors again, so an interrupted batch goes on where it stopped.
+``question``; beside them it may have any field of a request to the HTTP API. Results are appended as they
+finish, one JSON object a line; a second run skips what is already there and tries errors again, so an
+interrupted batch goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -13,38 +14,23 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
 from dflash_wire.errors import DFlashError, FatalError
-from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, GenerationStats, SamplingParams, TokenChunk
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.coordinator.policy import parse_policy
-from gateway.detokenize import SequenceText
-from gateway.state import GatewaySettings
 from services.config import AppArgs
 from services.local import LocalEngine
+from services.offline_answers import BatchEngine, RowAnswerer
 from services.offline_input import BatchItem, parse_arguments, read_items
 from services.offline_output import encode_row, open_output, read_rows
 from services.settings import gateway_settings
 from services.spec import make_spec
 from services.yaml_args import read_app_args
-
-
-class BatchEngine(Protocol):
-    """What a batch needs of ``LocalEngine``."""
-
-    limits: EngineLimits
-
-    def generate(self, request: GenerationRequest) -> Iterator[TokenChunk]:
-        """Yield chunks until one carries a finish reason; called from several threads."""
-
-    def close(self) -> None:
-        """End all requests."""
 
 
 class BatchRunner:
@@ -53,23 +39,9 @@ class BatchRunner:
     Owner of the output for the time of the run.
     """
 
-    def __init__(
-        self,
-        engine: BatchEngine,
-        tokenizer: ChatTokenizer,
-        options: argparse.Namespace,
-        settings: GatewaySettings,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._options = options
-        self._eos = list(settings.eos_token_ids)
-        self._sampling = SamplingParams(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=min(max(options.top_k, 0), settings.vocab_size),
-            seed=options.seed,
-        )
+    def __init__(self, answerer: RowAnswerer, concurrency: int) -> None:
+        self._answerer = answerer
+        self._concurrency = concurrency
         self._lock = threading.Lock()
 
     def run(self, items: Sequence[BatchItem], sink: BinaryIO) -> int:
@@ -80,7 +52,7 @@ class BatchRunner:
         """
         num_failed = 0
         with (
-            ThreadPoolExecutor(self._options.concurrency) as pool,
+            ThreadPoolExecutor(self._concurrency) as pool,
             tqdm(total=len(items), unit="prompt", file=sys.stderr) as bar,
         ):
 
@@ -99,53 +71,14 @@ class BatchRunner:
     def _answer(self, item: BatchItem) -> dict[str, Any]:
         began = time.perf_counter()
         try:
-            return self._generate(item, began)
+            answer = asyncio.run(self._answerer.answer(item.id, item.row))
+            return {"id": item.id, **answer, "seconds": round(time.perf_counter() - began, 3)}
         except DFlashError as error:
             return {"id": item.id, "error": {"code": error.code, "message": error.message}}
         except Exception as error:
             # Whatever one row sets off, a chat template's own bug say, must not cost the others.
             message = f"{type(error).__name__}: {error}"
             return {"id": item.id, "error": {"code": DFlashError.code, "message": message}}
-
-    def _generate(self, item: BatchItem, began: float) -> dict[str, Any]:
-        prompt_ids = self._encode(item)
-        output = SequenceText(self._tokenizer.new_detokenizer(), [], self._eos)
-        text, finish_reason, stats = "", "", GenerationStats()
-        for chunk in self._engine.generate(self._request(item.id, prompt_ids)):
-            text += output.push(chunk.token_ids)
-            if chunk.cycle is not None:
-                stats.add(chunk.cycle)
-            if chunk.finish_reason is not None:
-                text += output.finish(chunk.finish_reason)
-                finish_reason = chunk.finish_reason
-        return {
-            "id": item.id,
-            "text": text,
-            "finish_reason": finish_reason,
-            "prompt_tokens": len(prompt_ids),
-            "completion_tokens": output.num_tokens,
-            "acceptance_length": round(stats.acceptance_length, 3),
-            "seconds": round(time.perf_counter() - began, 3),
-        }
-
-    def _encode(self, item: BatchItem) -> list[int]:
-        if item.problem is not None:
-            raise item.problem
-        if item.messages is not None:
-            return asyncio.run(self._tokenizer.encode_chat(item.messages))
-        (prompt_ids,) = asyncio.run(self._tokenizer.encode_texts([item.prompt]))
-        return prompt_ids
-
-    def _request(self, item_id: str, prompt_ids: list[int]) -> GenerationRequest:
-        room = self._engine.limits.max_context - len(prompt_ids)
-        return GenerationRequest(
-            item_id,
-            prompt_ids,
-            max(1, min(self._options.max_tokens, room)),
-            self._sampling,
-            self._eos,
-            self._options.policy,
-        )
 
 
 def main(
@@ -192,7 +125,14 @@ def _run_batch(
     tokenizer = ChatTokenizer.load(spec.target_path)
     engine = make_engine(args)
     try:
-        runner = BatchRunner(engine, tokenizer, options, settings)
+        defaults = {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "seed": options.seed,
+        }
+        answerer = RowAnswerer(engine, tokenizer, settings, defaults, options.max_tokens)
+        runner = BatchRunner(answerer, options.concurrency)
         with open_output(options.output, {item.id for item in items}) as sink:
             return runner.run(items, sink)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What an offline batch is given: a command line, and JSON lines that become checked items.
+"""What an offline batch is given: a command line, and JSON lines that become items.
 
-A row whose id is known but whose prompt is wrong becomes an item with a ``problem``, so that it costs
-its own answer and not the batch. Only a row that no output line could name is an error of the file.
+What a row asks is checked when it is answered, so that a wrong one costs its own answer and not the batch.
+Only a row that no output line could name is an error of the file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from dflash_wire.errors import ConfigError, InvalidRequestError
-from gateway.body import describe
+from dflash_wire.errors import ConfigError
 from gateway.choice_seeds import SEED_RANGE
-from gateway.schemas import ChatMessage
+from services.offline_answers import has_surrogate
 from services.offline_output import check_writable
 
 MAX_CONCURRENCY = 1024
@@ -32,19 +29,8 @@ class BatchItem:
     """One input row."""
 
     id: str
-    messages: list[dict[str, str]] | None
-    """What the chat template reads; None means a plain ``prompt``."""
-    prompt: str
-    problem: InvalidRequestError | None = None
-    """Why this row cannot be answered."""
-
-
-class _PromptFields(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    prompt: str | None = None
-    question: str | None = None
+    row: dict[str, Any]
+    """Its fields; see ``services.offline_answers.row_body``."""
 
 
 def read_items(path: Path) -> list[BatchItem]:
@@ -73,7 +59,7 @@ def read_items(path: Path) -> list[BatchItem]:
                 "give every row its own id"
             )
         first_lines[item_id] = number
-        items.append(_make_item(item_id, row))
+        items.append(BatchItem(item_id, row))
     return items
 
 
@@ -95,49 +81,9 @@ def _row_id(row: dict[str, Any], number: int, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ConfigError(f"{where} has an id that is neither a string nor an integer; change it")
     item_id = str(value)
-    if _has_surrogate(item_id):
+    if has_surrogate(item_id):
         raise ConfigError(f"{where} has half a surrogate pair in its id {item_id!r}; change it")
     return item_id
-
-
-def _make_item(item_id: str, row: dict[str, Any]) -> BatchItem:
-    try:
-        messages, prompt = _read_prompt(row)
-    except InvalidRequestError as error:
-        return BatchItem(item_id, None, "", error)
-    return BatchItem(item_id, messages, prompt)
-
-
-def _read_prompt(row: dict[str, Any]) -> tuple[list[dict[str, str]] | None, str]:
-    for name in _PromptFields.model_fields:
-        _check_characters(row.get(name), name)
-    try:
-        fields = _PromptFields.model_validate(row)
-    except ValidationError as error:
-        raise describe(error) from error
-    if fields.messages is not None:
-        return [message.for_template() for message in fields.messages], ""
-    if fields.prompt is not None:
-        return None, fields.prompt
-    if fields.question is not None:
-        return [{"role": "user", "content": fields.question}], ""
-    raise InvalidRequestError("The row has none of messages, prompt, question; add one.")
-
-
-def _check_characters(value: object, param: str) -> None:
-    """Refuse half surrogate pairs at any depth: neither pydantic nor a tokenizer takes them."""
-    try:
-        is_clean = not _has_surrogate(json.dumps(value, ensure_ascii=False))
-    except RecursionError:
-        raise InvalidRequestError(f"{param} is nested too deeply.", param) from None
-    if not is_clean:
-        raise InvalidRequestError(
-            f"{param} has half a surrogate pair, which is no character; remove it.", param
-        )
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -181,6 +181,7 @@ def _group_gauges(snapshot: dict[str, Any]) -> GroupGauges:
         num_preemptions=snapshot["num_preemptions"],
         num_steps=snapshot["num_steps"],
         num_failed_steps=snapshot["num_failed_steps"],
+        **snapshot["guided"],
         schedulers=tuple(SchedulerGauges(*gauges) for gauges in snapshot["schedulers"]),
     )
 

@@ -13,11 +13,8 @@ from gateway.coordinator.policy import parse_policy
 from gateway.state import GatewaySettings, SamplingDefaults
 from services.config import AppArgs
 from services.drafter_kinds import DrafterKind, flat_config, trained_block_size
-from services.spec import DrafterSpec, EngineSpec, read_config
-
-
-def _read_json(path: Path, is_required: bool) -> dict[str, Any]:
-    return read_config(path) if is_required or path.is_file() else {}
+from services.model_files import end_token_ids, read_json
+from services.spec import DrafterSpec, EngineSpec
 
 
 def _package_version() -> str:
@@ -59,7 +56,7 @@ def _drafter_limits(
 ) -> DrafterLimits:
     size = chain_width
     if drafter.path:
-        draft = flat_config(_read_json(Path(drafter.path) / "config.json", is_required=True))
+        draft = flat_config(read_json(Path(drafter.path) / "config.json", is_required=True))
         _check_pair(target, draft, drafter)
         if not drafter.kind.is_chain:
             size = trained_block_size(draft)
@@ -73,13 +70,11 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         ConfigError: a config file is missing or broken, a drafter does not fit, or the default policy is
             not one of every drafter's.
     """
-    target = _read_json(Path(spec.target_path) / "config.json", is_required=True)
-    generation = _read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
+    target = read_json(Path(spec.target_path) / "config.json", is_required=True)
+    generation = read_json(Path(spec.target_path) / "generation_config.json", is_required=False)
     drafters = tuple(
         _drafter_limits(target, drafter, spec.chain_width) for drafter in spec.drafters
     )
-    eos = generation.get("eos_token_id", target.get("eos_token_id"))
-    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     most_nodes = min(MAX_TREE_POSITIONS, spec.max_step_positions)
     for drafter in drafters or default_drafter(1):
         _check_policy(args.engine.policy, drafter.max_draft_block_size, most_nodes)
@@ -97,7 +92,7 @@ def gateway_settings(args: AppArgs, spec: EngineSpec) -> GatewaySettings:
         model_id=args.model.id,
         max_context=spec.longest_sequence(int(target["max_position_embeddings"])),
         vocab_size=int(target["vocab_size"]),
-        eos_token_ids=tuple(int(i) for i in eos_ids),
+        eos_token_ids=end_token_ids(spec.target_path),
         max_draft_block_size=max((d.max_draft_block_size for d in drafters), default=1),
         max_tree_positions=most_nodes,
         drafters=drafters,

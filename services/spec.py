@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dflash_wire.errors import ConfigError
 from services.config import AppArgs
 from services.drafter_kinds import NGRAM_DRAFTER, DrafterKind, kind_of
+from services.model_files import read_json
 from services.model_paths import resolve_model_path
 
 
@@ -23,23 +21,6 @@ def file_digest(folder: str) -> str:
             if path.name == "config.json":
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a model's JSON file.
-
-    Raises:
-        ConfigError: it is missing, or holds no JSON object.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +62,7 @@ class EngineSpec:
     max_context: int
     verifier_threads: int
     drafter_threads: int
+    is_deterministic: bool = False
     chain_width: int = 16
     """Longest block of drafters whose checkpoints know no limit."""
     ngram_match: tuple[int, int] = (2, 8)
@@ -117,6 +99,7 @@ def make_spec(args: AppArgs) -> EngineSpec:
         max_context=args.engine.max_context,
         verifier_threads=args.verifier.num_threads,
         drafter_threads=args.drafter.num_threads,
+        is_deterministic=args.engine.deterministic,
         chain_width=args.model.chain_width,
         ngram_match=args.model.ngram_match,
     )
@@ -126,4 +109,4 @@ def _drafter_spec(name: str, model: str) -> DrafterSpec:
     if model == NGRAM_DRAFTER:
         return DrafterSpec(name, "", DrafterKind.NGRAM)
     path = resolve_model_path(model)
-    return DrafterSpec(name, path, kind_of(read_config(Path(path) / "config.json")))
+    return DrafterSpec(name, path, kind_of(read_json(Path(path) / "config.json", is_required=True)))

@@ -33,7 +33,9 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
     Args:
         layout: how coordinator, drafter and verifier share processes.
     """
+    kind = {"deterministic": True} if spec.is_deterministic else {}
     return {
+        **kind,
         "layout": layout,
         "device": device_name(spec.device),
         "models": [

@@ -14,13 +14,17 @@ from torch import Tensor
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_ops.tokenwise import plan_tokenwise
+from dflash_wire.errors import FatalError
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.proposals import unpacked_proposals
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
 from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.determinism import check_deterministic
+from verifier.grammars import GrammarPool
 from verifier.logprobs import Asked, logprobs_of
-from verifier.packing import PackedRow, pack_rows
+from verifier.packing import PackedRow, pack_rows, with_drafts
 from verifier.processors import ProcessedRow, process
 from verifier.rejection import choose_by_rejection
 from verifier.slots import SlotPool
@@ -38,6 +42,11 @@ class VerifierEngine:
         pool: its KV pool.
         feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
         target_layer_ids: tapped layers, in the drafter's order.
+        is_deterministic: give tokens the same bits whatever stands beside them.
+        grammars: compiled for the target's vocabulary; None: no request may have one.
+
+    Raises:
+        ConfigError: that is not possible with this target.
     """
 
     def __init__(
@@ -46,12 +55,35 @@ class VerifierEngine:
         pool: PagedPool,
         feature_pool: Tensor,
         target_layer_ids: list[int],
+        is_deterministic: bool = False,
+        grammars: GrammarPool | None = None,
     ) -> None:
+        if is_deterministic:
+            check_deterministic(target)
+        self._is_deterministic = is_deterministic
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool
         self.target_layer_ids = target_layer_ids
-        self._slots = SlotPool(target.vocab_size, target.device)
+        self.grammars = grammars
+        self._slots = SlotPool(target.vocab_size, target.device, grammars)
+        self.num_guided_tokens = 0
+        """Committed under a grammar."""
+        self.num_forced_tokens = 0
+        """Those of them to which it left no alternative."""
+        self.num_written_drafts = 0
+        """Accepted drafts that grammars had put into the drafter's places."""
+
+    def compile_grammar(self, text: str) -> None:
+        """Have a grammar ready for the slots that will need it; any thread may call this.
+
+        Raises:
+            InvalidRequestError: it is no grammar.
+            FatalError: there are no grammars here.
+        """
+        if self.grammars is None:
+            raise FatalError("this verifier has no vocabulary for grammars")
+        self.grammars.compile(text)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, drafts: DraftResult) -> StepResult:
@@ -62,17 +94,16 @@ class VerifierEngine:
         """
         began = time.perf_counter()
         packed = pack_rows(plan, drafts)
+        has_extras = any(row.extras is not None for row in plan.rows)
+        processed = self._processed(packed) if has_extras else {}
         step = self._attention(packed)
         hidden, features = self.target.forward(
             self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
         )
-        has_extras = any(row.extras is not None for row in plan.rows)
-        processed = self._processed(packed) if has_extras else {}
         logits, chosen = self._choose(packed, hidden, list(processed.values()))
         committed, trees, kept, slots = self._accept(packed, chosen)
         self._commit(plan, step, features, kept, slots)
-        for i, row in processed.items():
-            row.slot.advance(committed[i])
+        self._advance(processed, packed, committed, kept)
         result = StepResult(
             plan.step_id,
             committed,
@@ -98,6 +129,9 @@ class VerifierEngine:
                 visible, depths = ancestor_mask(p.parents), p.depths
             start = p.row.start_position
             rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
+        if self._is_deterministic:
+            plan = plan_tokenwise(rows, self.pool, self.target.reaches)
+            return StepAttention([], tokenwise=plan)
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
         return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches)
 
@@ -119,7 +153,8 @@ class VerifierEngine:
         return positions
 
     def _processed(self, packed: list[PackedRow]) -> dict[int, ProcessedRow]:
-        """Rows that have processors and yield tokens, by their places. Fills slots."""
+        """Rows that have processors and yield tokens, by their places. Fills slots, and puts tokens that
+        grammars leave no choice about in the place of ``packed`` drafts."""
         found: dict[int, ProcessedRow] = {}
         for i, p in enumerate(packed):
             if p.row.extras is None or p.num_logits == 0:
@@ -127,15 +162,45 @@ class VerifierEngine:
             slot = self._slots.of(p.row)
             if slot is None:
                 continue
+            walk = None
+            if slot.grammar is not None:
+                walk = slot.grammar.walk(p.draft_token_ids, p.parents, p.rejects)
+                packed[i] = p = with_drafts(p, walk.draft_token_ids)
             first = p.row.start_position + len(p.row.token_ids) - slot.num_prompt
             found[i] = (
-                ProcessedRow(slot, p.logits_offset, first)
+                ProcessedRow(slot, p.logits_offset, first, walk=walk)
                 if p.row.is_prefill
                 else ProcessedRow(
-                    slot, p.logits_offset, first, p.draft_token_ids, p.parents, p.depths
+                    slot, p.logits_offset, first, p.draft_token_ids, p.parents, p.depths, walk
                 )
             )
         return found
+
+    def _advance(
+        self,
+        processed: dict[int, ProcessedRow],
+        packed: list[PackedRow],
+        committed: list[list[int]],
+        kept: list[int],
+    ) -> None:
+        """Let slots take in what was committed. Mutates them, and counts what grammars did."""
+        for i, row in processed.items():
+            row.slot.advance(committed[i])
+        if not any(row.walk is not None for row in processed.values()):
+            return
+        end = 0
+        for i, p in enumerate(packed):
+            end += p.width if p.row.is_prefill else len(committed[i])
+            walk = processed[i].walk if i in processed else None
+            if walk is not None:
+                nodes = (
+                    [0]
+                    if p.row.is_prefill
+                    else [k - p.offset for k in kept[end - len(committed[i]) : end]]
+                )
+                self.num_guided_tokens += len(nodes)
+                self.num_forced_tokens += sum(node in walk.forced for node in nodes)
+                self.num_written_drafts += sum(node in walk.written for node in nodes)
 
     def _choose(
         self, packed: list[PackedRow], hidden: Tensor, processed: list[ProcessedRow]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dflash_ops.sampling import SamplingRun
 from dflash_wire.errors import FatalError
+from dflash_wire.proposals import Proposal, packed_proposals, unpacked_proposals
 from dflash_wire.records import DraftResult, Row, StepPlan
 from verifier.acceptance import chain_parents, depths
 
@@ -53,6 +55,25 @@ class PackedRow:
         """Whether drafts are kept by chance."""
         params = self.row.sampling
         return params.rejects and params.temperature > 0 and bool(self.draft_token_ids)
+
+
+def with_drafts(row: PackedRow, draft_token_ids: list[int]) -> PackedRow:
+    """Return the row with other drafts at some of its places, none of which left a choice."""
+    if draft_token_ids == row.draft_token_ids:
+        return row
+    proposals = row.proposals
+    if proposals:
+        proposals = replaced_proposals(proposals, row.draft_token_ids, draft_token_ids)
+    return replace(row, draft_token_ids=draft_token_ids, proposals=proposals)
+
+
+def replaced_proposals(proposals: bytes, before: Sequence[int], after: Sequence[int]) -> bytes:
+    """Return what drafts were sampled from, some of which have been replaced: these had no alternative."""
+    drawn = unpacked_proposals(proposals)
+    for j, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new:
+            drawn[j] = Proposal([new], [1.0])
+    return packed_proposals(drawn)
 
 
 def pack_rows(plan: StepPlan, drafts: DraftResult) -> list[PackedRow]:

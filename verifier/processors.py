@@ -8,12 +8,13 @@ vLLM's:
    by it.
 3. *frequency and presence penalty*: taken from the logits of tokens in the output, the one as often as they
    are there, the other once.
-4. *allowed token ids*: all others are removed.
-5. *bad words*: the last token of a bad word is removed where the output ends with all tokens before it. The
+4. *grammar*: what it does not allow behind the tokens so far is removed.
+5. *allowed token ids*: all others are removed, unless the grammar would be left with none.
+6. *bad words*: the last token of a bad word is removed where the output ends with all tokens before it. The
    prompt does not count.
-6. *min tokens*: tokens that end the sequence are removed before so many output tokens.
+7. *min tokens*: tokens that end the sequence are removed before so many output tokens.
 
-Where 5 and 6 would leave no token, neither applies. Every rule looks at one row of logits and at the tokens
+Where 6 and 7 would leave no token, neither applies. Every rule looks at one row of logits and at the tokens
 before it alone: the committed ones and, behind a draft, the drafts on the path to it. So the result at a
 position is the same whether its prefix was committed or drafted, in a chain or in a tree, and whatever else
 is in the batch. Ties are left to whoever chooses: of equal logits the lower token id comes first.
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from verifier.acceptance import ancestor_mask
+from verifier.matching import Walk
 from verifier.slots import ANY_TOKEN, NO_TOKEN, Slot
 
 LEAST_REPETITION_PENALTY = 1e-6
@@ -46,6 +48,8 @@ class ProcessedRow:
     draft_token_ids: Sequence[int] = ()
     parents: Sequence[int] = ()
     depths: Sequence[int] = (0,)
+    walk: Walk | None = None
+    """What its grammar allows behind each node; None if it has none."""
 
     @property
     def num_nodes(self) -> int:
@@ -140,9 +144,9 @@ def _mask(logits: Tensor, rows: Sequence[ProcessedRow]) -> None:
     """Remove what is not allowed, bad words and ends that come too early. Mutates ``logits``."""
     device = logits.device
     for row in rows:
-        if row.slot.is_forbidden is not None:
-            mine = logits[row.offset : row.offset + row.num_nodes]
-            mine.masked_fill_(row.slot.is_forbidden, -torch.inf)
+        is_removed = _not_allowed(row, device)
+        if is_removed is not None:
+            logits[row.offset : row.offset + row.num_nodes].masked_fill_(is_removed, -torch.inf)
     removed = [pair for row in rows for pair in (*_early_ends(row), *_bad_words(row))]
     if not removed:
         return
@@ -152,6 +156,17 @@ def _mask(logits: Tensor, rows: Sequence[ProcessedRow]) -> None:
     after[inverse, torch.tensor(removed, device=device)[:, 1]] = -torch.inf
     is_empty = after.amax(dim=-1, keepdim=True) == -torch.inf
     logits[places] = torch.where(is_empty, before, after)
+
+
+def _not_allowed(row: ProcessedRow, device: torch.device) -> Tensor | None:
+    """``[V]`` or ``[nodes, V]`` bool: tokens that the grammar or the list of allowed ones removes."""
+    if row.walk is None:
+        return row.slot.is_forbidden
+    illegal = ~row.walk.legal.to(device)
+    if row.slot.is_forbidden is None:
+        return illegal
+    either = illegal | row.slot.is_forbidden
+    return torch.where(either.all(dim=-1, keepdim=True), illegal, either)
 
 
 def _early_ends(row: ProcessedRow) -> list[tuple[int, int]]:

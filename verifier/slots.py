@@ -14,6 +14,8 @@ from torch import Tensor
 from dflash_wire.errors import FatalError
 from dflash_wire.processors import Processors, SlotStart
 from dflash_wire.records import Row
+from verifier.grammars import GrammarPool
+from verifier.matching import GrammarMatch
 
 NO_TOKEN = -1
 """In front of the output's first token."""
@@ -52,7 +54,14 @@ class Slot:
     Invariant between steps, for processors that read tokens: it knows all committed tokens, the anchor too.
     """
 
-    def __init__(self, start: SlotStart, row: Row, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        start: SlotStart,
+        row: Row,
+        vocab_size: int,
+        device: torch.device,
+        grammars: GrammarPool | None = None,
+    ) -> None:
         asked = start.processors
         self.processors: Processors = asked
         self.num_prompt = start.num_prompt
@@ -85,6 +94,12 @@ class Slot:
             self.counts = torch.zeros(vocab_size, device=device)
         self.last_token_ids: list[int] = []
         """The end of the output, as long as bad words can be."""
+        self.grammar: GrammarMatch | None = None
+        if asked.grammar:
+            if grammars is None:
+                raise FatalError("this verifier has no vocabulary for grammars")
+            compiled = grammars.compile(asked.grammar)
+            self.grammar = GrammarMatch(compiled, vocab_size, grammars.end_token_ids)
         self._take(output)
 
     @property
@@ -116,6 +131,8 @@ class Slot:
             self.counts.index_add_(0, ids, torch.ones(len(token_ids), device=ids.device))
         if self.bad_words is not None and self.bad_words.num_before:
             self.last_token_ids = (self.last_token_ids + token_ids)[-self.bad_words.num_before :]
+        if self.grammar is not None:
+            self.grammar.advance(token_ids)
 
 
 class SlotPool:
@@ -126,7 +143,10 @@ class SlotPool:
     coordinator hands out no more numbers than it has rows.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, grammars: GrammarPool | None = None
+    ) -> None:
+        self._grammars = grammars
         self._vocab_size = vocab_size
         self._device = device
         self._slots: dict[int, Slot] = {}
@@ -141,7 +161,7 @@ class SlotPool:
         if extras is None or extras.slot is None:
             return None
         if extras.start is not None:
-            slot = Slot(extras.start, row, self._vocab_size, self._device)
+            slot = Slot(extras.start, row, self._vocab_size, self._device, self._grammars)
             self._slots[extras.slot] = slot
             return slot
         found = self._slots.get(extras.slot)

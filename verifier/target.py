@@ -48,7 +48,7 @@ class TargetModel:
             raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
         self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
         base = self.model.model
-        self._layers = packed_layers(base.layers)
+        self.layers = packed_layers(base.layers)
         kinds: list[str | None] = [None] * len(base.layers)
         if rotates_by_kind(self.config):
             kinds = list(layer_kinds(self.config))
@@ -56,7 +56,7 @@ class TargetModel:
         self._rotary = {kind: RotaryTables(base.rotary_emb, like, kind) for kind in set(kinds)}
         self._kinds = kinds
         self._norm = norm_of(base.norm)
-        self._head = product_of(self.model.lm_head.weight.detach())
+        self.head = product_of(self.model.lm_head.weight.detach())
         self.device = device
         self.dtype = dtype
         config = self.config
@@ -95,7 +95,7 @@ class TargetModel:
         rotations = {kind: tables.at(positions) for kind, tables in self._rotary.items()}
         wanted = set(target_layer_ids)
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             hidden = layer(hidden, rotations[self._kinds[index]], step)
             if index in wanted:
                 tapped[index] = hidden
@@ -104,7 +104,7 @@ class TargetModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""
-        logits = self._head(hidden)
+        logits = self.head(hidden)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

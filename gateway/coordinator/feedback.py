@@ -64,6 +64,7 @@ def row_outcome(sequence: Sequence, result: RowResult, commit: RowCommit) -> Row
         num_fair_trials(result.row, result.token_ids, commit),
         commit.num_accepted_drafts,
         len(result.token_ids),
+        result.row.width,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dflash_wire.processors import RowExtras, TokenLogprobs
-from dflash_wire.records import GenerationRequest, GenerationStats, SamplingParams
+from dflash_wire.records import GenerationRequest, GenerationStats
 from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
 from gateway.coordinator.prefix_cache import PageNames
@@ -14,12 +14,14 @@ WARM = 0.75
 """Temperatures above this are a class of their own: their drafts fare worse."""
 
 
-def traffic_class(drafter: int, sampling: SamplingParams) -> str:
-    """Name a class by drafter, temperature and mode."""
+def traffic_class(drafter: int, request: GenerationRequest) -> str:
+    """Name a class by drafter, temperature and mode, and by whether a grammar corrects the drafts."""
+    sampling, processors = request.sampling, request.processors
     temperature = sampling.temperature
     heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
     mode = ":rejection" if sampling.rejects and temperature > 0 else ""
-    return f"{drafter}:{heat}{mode}"
+    form = ":guided" if processors is not None and processors.grammar else ""
+    return f"{drafter}:{heat}{mode}{form}"
 
 
 class PendingIngest(NamedTuple):
@@ -103,7 +105,7 @@ class Sequence:
         """Index of the drafter that drafts for it."""
         self.context = drafter if policy.may_draft else None
         """Index of the drafter that keeps its context, if one does."""
-        self.traffic_class = traffic_class(drafter, request.sampling)
+        self.traffic_class = traffic_class(drafter, request)
         """Sequences of one class are expected to be drafted alike."""
         self.extras: RowExtras | None = None
         """Of its verify rows; set when it begins to decode."""

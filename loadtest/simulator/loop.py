@@ -248,7 +248,8 @@ class Run:
         expected = self._expected(draft_width, np.array(decision.widths))
         ids, tags = streams.seq_ids, streams.tags
         trials, hits = num_trials.tolist(), num_accepted.tolist()
-        rows = list(map(RowOutcome, ids, tags, drafted, trials, hits))
+        nothing_cut = [0] * len(drafted)
+        rows = list(map(RowOutcome, ids, tags, drafted, trials, hits, nothing_cut, decision.widths))
         num_drafting = len(drafted) - drafted.count(1)
         outcome = self._outcome(decision, sum(decision.widths), draft_width, num_drafting, context)
         self._observe(step, outcome._replace(rows=rows), num_tokens, expected)

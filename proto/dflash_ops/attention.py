@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from dflash_ops.paging import ContextReader, PagedPool
+from dflash_ops.tokenwise import TokenwisePlan, attend_tokenwise
 from dflash_ops.visibility import (
     EVERYTHING,
     AttentionRow,
@@ -84,6 +85,8 @@ class StepAttention:
     step_kv: list[Tensor] = field(default_factory=list)  # L x [T, 2, G, D]
     by_layer: list[list[AttentionGroup]] | None = None
     """Of every layer, where they differ; ``groups`` is the first layer's."""
+    tokenwise: TokenwisePlan | None = None
+    """In place of ``groups``, where tokens may not depend on what stands beside them."""
     places: Tensor | None = None
     """``[T]`` int64, each token's place in its row, for layers that look at the tokens before."""
 
@@ -273,6 +276,9 @@ def attend_packed(
         ``[T, H, D]``.
     """
     step.step_kv.append(step_kv)
+    if step.tokenwise is not None:
+        assert sinks is None  # such layers are refused at start
+        return attend_tokenwise(query, step_kv, step.tokenwise, layer_idx, scale)
     groups = step.groups if step.by_layer is None else step.by_layer[layer_idx]
     if len(groups) == 1:  # all tokens in their order
         return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks)

@@ -47,3 +47,12 @@ class GroupGauges:
     num_failed_steps: int
     schedulers: tuple[SchedulerGauges, ...] = ()
     """Per lane."""
+    num_guided_tokens: int = 0
+    """Committed under a grammar."""
+    num_forced_tokens: int = 0
+    """Those of them to which it left no alternative."""
+    num_written_drafts: int = 0
+    """Accepted drafts that grammars had put into the drafter's places."""
+
+
+GUIDED_COUNTS = ("num_guided_tokens", "num_forced_tokens", "num_written_drafts")

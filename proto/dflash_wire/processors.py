@@ -37,6 +37,8 @@ class Processors:
     """Output tokens before ``end_token_ids`` may come."""
     end_token_ids: list[int] = field(default_factory=list)
     """What must not come before."""
+    grammar: str = ""
+    """What the output must be: one of xgrammar's structural tags, as JSON. Empty: anything."""
 
     @property
     def has_penalties(self) -> bool:
@@ -55,12 +57,12 @@ class Processors:
     @property
     def has_masks(self) -> bool:
         """Whether tokens can be removed."""
-        return bool(self.bad_words or self.allowed_token_ids or self.min_tokens)
+        return bool(self.bad_words or self.allowed_token_ids or self.min_tokens or self.grammar)
 
     @property
     def reads_tokens(self) -> bool:
         """Whether anything depends on which tokens came before, not on their number alone."""
-        return self.has_penalties or bool(self.bad_words)
+        return self.has_penalties or bool(self.bad_words or self.grammar)
 
 
 class SlotStart(NamedTuple):

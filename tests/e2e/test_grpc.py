@@ -61,10 +61,47 @@ def test_errors_have_canonical_codes(channel: grpc.Channel, model: str) -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert "[model_not_found]" in caught.value.details()
         with pytest.raises(grpc.RpcError) as caught:
+            call(request(model, more_json='{"best_of": 2}'))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "[unsupported_parameter]" in caught.value.details()
+        with pytest.raises(grpc.RpcError) as caught:
             call(request(model, max_tokens=5000))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "[context_length_exceeded]" in caught.value.details()
         assert "2048" in caught.value.details()
+
+
+def test_processors_and_log_probabilities_are_those_of_http(
+    channel: grpc.Channel, client: openai.OpenAI, model: str
+) -> None:
+    fields = {
+        **{"temperature": 0.8, "seed": 4, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
+        **{"bad_words": ["apples"], "min_tokens": 20, "min_p": 0.02},
+    }
+    mine = request(model, logprobs=2, prompt_logprobs=1, return_token_ids=True, **fields)
+    (choice,) = GenerationStub(channel).Generate(mine).choices
+    openai_fields = {name: fields.pop(name) for name in ("temperature", "seed")}
+    openai_fields["frequency_penalty"] = fields.pop("frequency_penalty")
+    plain = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=40,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body=fields,
+        **openai_fields,
+    )
+    expected = plain.choices[0].logprobs.content
+    assert choice.text == plain.choices[0].message.content
+    assert len(choice.logprobs) == plain.usage.completion_tokens >= 20
+    assert [list(entry.token) for entry in choice.logprobs] == [e.bytes for e in expected]
+    numbers = [entry.logprob for entry in choice.logprobs]
+    assert numbers == pytest.approx([entry.logprob for entry in expected], abs=1e-4)
+    chunks = list(GenerationStub(channel).GenerateStream(mine))
+    streamed = [entry.logprob for chunk in chunks for entry in chunk.logprobs]
+    assert streamed == pytest.approx(numbers, abs=1e-4)
+    prompt = [entry for chunk in chunks for entry in chunk.prompt_logprobs]
+    assert [entry.token_id for entry in prompt] == list(chunks[0].prompt_token_ids)
 
 
 def test_models_health_and_reflection(channel: grpc.Channel, model: str) -> None:

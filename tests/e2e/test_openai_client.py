@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -26,7 +27,6 @@ def dflash(policy: str) -> dict[str, Any]:
 
 
 def test_ready_within_a_minute(server: StartedServer) -> None:
-    # Of the start alone: Serve logs every status that a gRPC call ends with as an exception.
     assert server.startup_log
     assert "Traceback" not in server.startup_log
 
@@ -126,6 +126,69 @@ def test_eight_concurrent_requests_of_mixed_lengths(server: StartedServer, model
     assert together == alone
 
 
+def test_log_probabilities_do_not_depend_on_the_policy(client: openai.OpenAI, model: str) -> None:
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 3, "max_tokens": 24}
+    answers = [
+        ask(client, model, extra_body=dflash(policy), **options) for policy in ("off", "static:8")
+    ]
+    plain, fast = (answer.choices[0].logprobs.content for answer in answers)
+    assert [entry.token for entry in fast] == [entry.token for entry in plain]
+    assert [e.logprob for e in fast] == pytest.approx([e.logprob for e in plain], abs=1e-4)
+    assert len(plain) == answers[0].usage.completion_tokens
+    assert all(entry.top_logprobs[0].token == entry.token for entry in plain)
+
+
+def test_raw_responses(client: openai.OpenAI, model: str) -> None:
+    headers = {"X-Request-Id": "mine-1"}
+    options: dict[str, Any] = {"model": model, "messages": QUESTION, "temperature": 0}
+    completions = client.chat.completions
+    raw = completions.with_raw_response.create(**options, max_tokens=8, extra_headers=headers)
+    assert raw.status_code == 200 and raw.http_response.headers["x-request-id"] == "mine-1"
+    parsed = raw.parse()
+    assert parsed.choices[0].message.content
+    # The client's own models are lenient; what was sent must be strictly valid.
+    type(parsed).model_validate(json.loads(raw.content), strict=True)
+    with completions.with_streaming_response.create(
+        **options, max_tokens=8, stream=True, extra_body={"wild": 1}
+    ) as streamed:
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert streamed.headers["x-dflash-ignored-fields"] == "wild"
+        lines = [line for line in streamed.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert all(line.startswith("data: ") for line in lines)
+
+
+def test_async_client(server: StartedServer, client: openai.OpenAI, model: str) -> None:
+    whole = ask(client, model)
+
+    async def run() -> tuple[str, str | None, int]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.base_url}/v1", api_key="none", max_retries=0
+        ) as asynchronous:
+            options: dict[str, Any] = {"messages": QUESTION, "max_tokens": 64, "temperature": 0}
+            stream = await asynchronous.chat.completions.create(
+                model=model, stream=True, stream_options={"include_usage": True}, **options
+            )
+            text, reason, num_tokens = "", None, 0
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    reason = choice.finish_reason or reason
+                num_tokens = chunk.usage.completion_tokens if chunk.usage else num_tokens
+            with pytest.raises(openai.BadRequestError) as caught:
+                await asynchronous.chat.completions.create(model=model, **{**options, "n": 1000})
+            assert (caught.value.code, caught.value.param) == ("invalid_value", "n")
+            raw = await asynchronous.completions.with_raw_response.create(
+                model=model, prompt="Tom has", max_tokens=4
+            )
+            assert raw.parse().choices[0].text
+            return text, reason, num_tokens
+
+    choice = whole.choices[0]
+    expected = (choice.message.content, choice.finish_reason, whole.usage.completion_tokens)
+    assert asyncio.run(run()) == expected
+
+
 def test_stop_string_cuts_alike_under_every_policy(client: openai.OpenAI, model: str) -> None:
     full = ask(client, model, extra_body=dflash("off")).choices[0].message.content
     stop = full[len(full) // 2 : len(full) // 2 + 3]
@@ -185,3 +248,22 @@ def test_operations_endpoints(server: StartedServer) -> None:
     assert set(missing.json()["error"]) == {"message", "type", "param", "code"}
     metrics = httpx.get(f"{server.base_url}/metrics").text
     assert "dflash_accepted_drafts_total{" in metrics
+
+
+def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["apples"],
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": schema}}
+    texts = {
+        ask(client, model, response_format=form, extra_body=dflash(policy))
+        .choices[0]
+        .message.content
+        for policy in ("off", "static:8")
+    }
+    (text,) = texts
+    assert 0 <= json.loads(text)["apples"] <= 99
+    with pytest.raises(openai.BadRequestError, match="parenthesis"):
+        ask(client, model, extra_body={"guided_regex": "(a"})

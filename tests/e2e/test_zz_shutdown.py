@@ -8,6 +8,12 @@ from started_server import StartedServer, feature_segments
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 
 
+def test_nothing_that_clients_did_is_a_traceback_in_the_log(server: StartedServer) -> None:
+    log = server.log_path.read_text()
+    assert server.startup_log in log
+    assert "Traceback" not in log and "Request failed" not in log
+
+
 def test_shutdown_leaves_no_process_and_no_shared_memory(server: StartedServer) -> None:
     server.stop()
     assert server.survivors() == []

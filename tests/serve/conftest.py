@@ -36,10 +36,12 @@ def local_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def app_args(tmp_path_factory: pytest.TempPathFactory) -> AppArgs:
-    """As shipped, but nothing is measured at start; ``test_block_scheduler`` does that."""
+    """As shipped, but nothing is measured at start (``test_block_scheduler`` does that), and calls are read
+    although the model's template knows none: a grammar can have it make some."""
     costs = str(tmp_path_factory.mktemp("costs"))
     args = read_app_args(ROOT / "config.yaml")
-    return changed(args, block_scheduler={"sweep_s": 0, "cost_folder": costs})
+    unmeasured = {"sweep_s": 0, "cost_folder": costs}
+    return changed(args, block_scheduler=unmeasured, gateway={"tool_parser": "hermes"})
 
 
 @pytest.fixture(scope="session")

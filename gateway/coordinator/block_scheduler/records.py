@@ -118,6 +118,8 @@ class RowOutcome(NamedTuple):
     """At most ``num_trials``."""
     num_verified: int = 0
     """Tokens that the verifier committed, before a stop token or a limit cut them; 0: none was cut."""
+    width: int = 0
+    """Verified positions, anchor included; 0: all that were drafted."""
 
 
 class TreeRowOutcome(NamedTuple):

@@ -55,6 +55,8 @@ class SurvivalSettings:
     request_prior: float = 4.0
     crowd: float = 4.0
     """Rows that must be alike before half of what they have in common is taken for the traffic's."""
+    common_decay: float = 0.995
+    """Of what requests usually have in common: those that accept little stay longer, so it is below 0."""
     brier_decay: float = 0.99
 
 
@@ -107,6 +109,20 @@ class Score:
         self.shift = min(MOST_SHIFT, max(-MOST_SHIFT, moved))
 
 
+@dataclass(slots=True)
+class Decayed:
+    """A mean with fading memory. Owner: the estimator."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float, decay: float) -> float:
+        """Fade, add a value and return the mean. Mutates."""
+        self.total = self.total * decay + value
+        self.weight = self.weight * decay + 1.0
+        return self.total / self.weight
+
+
 NO_SCORE = Score()
 """Of requests and draft widths that nothing is known of; nobody adds to it."""
 
@@ -129,6 +145,7 @@ class SurvivalEstimator:
         self._classes: dict[str, HazardCounts] = {}
         self._widths: dict[int, Score] = {}
         self._requests: dict[int, Score] = {}
+        self._usual_common = Decayed()
         self._brier_sum = self._brier_weight = 0.0
         self._odds: dict[str, FloatArray] = {}
         self._memory_odds: list[float] = []
@@ -250,12 +267,13 @@ class SurvivalEstimator:
         expected = self._row_hazards(rows, shifts, width)
         beyond = (is_hit - expected) * is_trial
         self._score_predictions(beyond, is_trial)
-        information = (expected * (1.0 - expected) * is_trial).sum(axis=1)
+        information = _expected_information(expected, rows)
         own_doubt = self._request_doubts(rows)
         spread = math.sqrt(float(np.sum(information * (1.0 + information * own_doubt))))
         surprise = float(beyond.sum()) / spread if spread else 0.0
         # What the requests have in common is no merit of theirs, the more of them the surer.
         common = float(shifts.sum()) / (len(rows) + settings.crowd)
+        common -= self._usual_common.add(common, settings.common_decay**num_steps)
         by_traffic = (is_hit - self._row_hazards(rows, shifts - common, width)) * is_trial
         is_surprised = abs(surprise) > settings.surprise
         self._count(rows, is_trial, by_traffic, num_steps, is_surprised)
@@ -328,3 +346,18 @@ class SurvivalEstimator:
         decay = self._settings.brier_decay
         self._brier_sum = self._brier_sum * decay + float(np.sum(beyond**2))
         self._brier_weight = self._brier_weight * decay + float(np.sum(is_trial))
+
+
+def _expected_information(hazards: FloatArray, rows: Sequence[RowOutcome]) -> FloatArray:
+    """Fisher information ``[rows]`` on a shift that a cycle was going to give, given hazards
+    ``[rows, draft_width - 1]``.
+
+    Not what it gave: a cycle that accepts much has more trials, so what it says for a request would count
+    for less than what another says against one, and all shifts would be too low.
+    """
+    reached = np.ones_like(hazards)
+    np.cumprod(hazards[:, :-1], axis=1, out=reached[:, 1:])
+    verified = np.array([row.width or row.draft_width for row in rows])
+    is_verified = np.arange(1, hazards.shape[1] + 1) < verified[:, None]
+    information: FloatArray = (hazards * (1.0 - hazards) * reached * is_verified).sum(axis=1)
+    return information

@@ -62,7 +62,8 @@ class GenerationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The answer as it is generated: a message for every cycle that commits something to tell.
+        """The answer as it is generated: a message for every cycle that commits something to tell. Where it fails, the
+        status may have an empty message before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

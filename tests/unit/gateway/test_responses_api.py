@@ -174,7 +174,7 @@ async def test_our_extensions_work_here_too(serve: Serve, encode: Encode) -> Non
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"store": True}, "unsupported_parameter", "store"),
         ({"background": True}, "unsupported_parameter", "background"),
-        ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text"),
+        ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text.format"),
         ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning"),
         ({"n": 2}, "unsupported_parameter", "n"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),

@@ -186,10 +186,6 @@ async def test_tools_and_reasoning(settings: GatewaySettings) -> None:
             "unsupported_parameter",
         ),
         (
-            {"model": MODEL, "prompt": "a", "more_json": '{"logprobs": 1}'},
-            "unsupported_parameter",
-        ),
-        (
             {"model": MODEL, "prompt": "a", "more_json": '{"stream": true}'},
             "unsupported_parameter",
         ),

@@ -11,7 +11,7 @@ from drafter.training.demo.tokenizer import train_tokenizer
 from gateway.app import create_app
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.metrics import GatewayMetrics
-from gateway.state import GatewaySettings
+from gateway.state import GatewaySettings, GrammarCheck
 
 HERMES = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -51,10 +51,18 @@ def tool_tokenizer(template: str, *special: str) -> PreTrainedTokenizerFast:
 
 
 def served_by(
-    tokenizer: PreTrainedTokenizerFast, settings: GatewaySettings, script: Script | list[Item]
+    tokenizer: PreTrainedTokenizerFast,
+    settings: GatewaySettings,
+    script: Script | list[Item],
+    grammar_check: GrammarCheck | None = None,
+    max_body_bytes: int = 40_000,
 ) -> Served:
     """Return an app with room for the prompts of tools."""
-    settings = replace(settings, max_context=4000, max_body_bytes=40_000, vocab_size=len(tokenizer))
+    settings = replace(
+        settings, max_context=4000, max_body_bytes=max_body_bytes, vocab_size=len(tokenizer)
+    )
     engine, metrics = FakeEngine(script), GatewayMetrics()
-    app = create_app(engine, ChatTokenizer(tokenizer), settings, metrics=metrics)
+    app = create_app(
+        *(engine, ChatTokenizer(tokenizer), settings), grammar_check=grammar_check, metrics=metrics
+    )
     return Served(app, engine, metrics)

@@ -30,6 +30,8 @@ IMPORT_NAMES = {
     "pyzmq": "zmq",
 }
 """Distributions whose import name differs from their own."""
+LANGCHAIN = frozenset({"langchain_core", "langchain_openai"})
+"""Of a program among the tests that runs in an environment of its own."""
 SHIPPED_WITH = {"pydantic_core": "pydantic"}
 """Modules of a distribution that another one pins to an exact version."""
 
@@ -119,9 +121,9 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras", "others"),
     [
-        (("services", "gateway", "drafter", "verifier", "proto"), (), {"dflash"}),
+        (("services", "gateway", "drafter", "verifier", "proto"), ("guided",), {"dflash"}),
         (("loadtest",), ("loadtest",), set()),
-        (("tests",), ("test",), {"dflash", "proto", "speculators"}),
+        (("tests",), ("test", "guided"), {"dflash", "proto", "speculators", *LANGCHAIN}),
     ],
     ids=["packages", "loadtest", "tests"],
 )

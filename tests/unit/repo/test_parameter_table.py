@@ -34,6 +34,7 @@ COVERED_BY = {
         "test_tools.py::test_no_tools_are_offered_where_none_may_be_called",
     ],
     "tool_choice": [
+        "test_grammars.py::test_calls_that_are_demanded_are_forced",
         "test_tools.py::test_refusals",
         "test_tools.py::test_strict_is_listed_as_ignored",
     ],
@@ -53,7 +54,15 @@ COVERED_BY = {
         "test_logprobs.py::test_echo_with_logprobs",
     ],
     'dflash: {"sampling"': ["test_processors.py::test_how_drafts_are_accepted"],
-    "response_format": ["test_parameters.py::test_unsupported"],
+    "response_format": [
+        "test_grammars.py::test_every_field_becomes_a_form",
+        "test_grammars.py::test_the_responses_api_says_it_in_its_own_way",
+    ],
+    "structured_outputs": [
+        "test_grammars.py::test_every_field_becomes_a_form",
+        "test_grammars.py::test_refusals",
+        "test_grammars.py::test_what_cannot_be_compiled_is_refused_before_the_first_byte",
+    ],
     "best_of": ["test_parameters.py::test_unsupported"],
     "fields nobody knows": ["test_parameters.py::test_unknown_fields_are_listed"],
 }

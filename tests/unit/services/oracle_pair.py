@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from local_engines import Collector, run
 from tiny_models import save_target
+from toy_grammars import toy_pool
 
 from dflash_ops.paging import PagedPool
 from dflash_wire.ports import EngineLimits
@@ -121,7 +122,7 @@ class OraclePair:
             target.device,
         )
         features = torch.zeros(2 * LIMITS.max_step_positions, target.hidden_size)
-        self.verifier = VerifierEngine(target, pool, features, [0])
+        self.verifier = VerifierEngine(target, pool, features, [0], toy_pool())
 
     def answer(
         self,

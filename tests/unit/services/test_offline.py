@@ -133,7 +133,7 @@ def test_an_answer_replaces_the_error_of_an_earlier_run(batch: Batch) -> None:
     assert [row["id"] for row in batch.rows() if "error" in row] == ["q1"]
     engine = FakeEngine()
     assert batch.run(engine) == 0
-    assert [request.request_id for request in engine.requests] == ["q1"]
+    assert [request.request_id for request in engine.requests] == ["q1-0"]
     assert sorted(row["id"] for row in batch.rows()) == [row["id"] for row in GOOD]
     assert not any("error" in row for row in batch.rows())
 
@@ -235,7 +235,8 @@ def test_killed_run_is_resumed(batch: Batch) -> None:
     batch.output.write_bytes(before[:-30])
     engine = FakeEngine()
     assert batch.run(engine) == 1
-    assert [request.request_id for request in engine.requests] == ["q2", "q3", "q4", "q5"]
+    ids = [request.request_id for request in engine.requests]
+    assert ids == ["q2-0", "q3-0", "q4-0", "q5-0"]
     assert sorted(row["id"] for row in batch.rows()) == sorted(["bad", *(r["id"] for r in GOOD)])
     assert batch.output.read_bytes().startswith(b"".join(before.splitlines(keepends=True)[:2]))
     assert batch.run(FakeEngine()) == 1

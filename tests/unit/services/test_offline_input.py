@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_wire.errors import ConfigError
+from dflash_wire.errors import ConfigError, InvalidRequestError
+from gateway.schemas import ChatCompletionBody, CompletionBody
+from services.offline_answers import row_body
 from services.offline_input import BatchItem, parse_arguments, read_items
 
 pytestmark = pytest.mark.unit
@@ -35,18 +37,23 @@ def test_three_kinds_of_rows(prompts: Path) -> None:
         {"question": "q", "answer": "42"},
     ]
     content = "\n\n".join(json.dumps(row) for row in rows)
-    assert items_of(prompts, content) == [
-        BatchItem("m", [{"role": "system", "content": "x"}], ""),
-        BatchItem("7", None, "p"),
-        BatchItem("line-5", [{"role": "user", "content": "q"}], ""),
-    ]
+    items = items_of(prompts, content)
+    assert [item.id for item in items] == ["m", "7", "line-5"]
+    system, plain, question = (row_body(item.row, {"model": "m"}) for item in items)
+    assert isinstance(system, ChatCompletionBody) and isinstance(question, ChatCompletionBody)
+    assert [m.for_template() for m in system.messages] == [{"role": "system", "content": "x"}]
+    assert isinstance(plain, CompletionBody) and plain.prompt == ["p"]
+    assert [m.for_template() for m in question.messages] == [{"role": "user", "content": "q"}]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x7f"])
 def test_only_a_newline_ends_a_line(prompts: Path, separator: str) -> None:
     row = json.dumps({"id": "a", "prompt": f"one{separator}two"}, ensure_ascii=False)
     items = items_of(prompts, f'{row}\r\n{{"id": "b", "prompt": "x"}}\r\n')
-    assert [(item.id, item.prompt) for item in items] == [("a", f"one{separator}two"), ("b", "x")]
+    assert [(item.id, item.row["prompt"]) for item in items] == [
+        ("a", f"one{separator}two"),
+        ("b", "x"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,17 +75,20 @@ def test_only_a_newline_ends_a_line(prompts: Path, separator: str) -> None:
         ('"kind": "empty"', "none of messages, prompt, question"),
     ],
 )
-def test_bad_row_is_an_item_with_a_problem(prompts: Path, fields: str, words: str) -> None:
+def test_a_bad_row_is_refused_when_it_is_answered(prompts: Path, fields: str, words: str) -> None:
     good = '{"id": "good", "prompt": "x"}'
     bad, following = items_of(prompts, f'{{"id": "bad", {fields}}}\n{good}\n')
     assert bad.id == "bad"
-    assert bad.problem is not None and words in bad.problem.message
-    assert following == BatchItem("good", None, "x")
+    with pytest.raises(InvalidRequestError) as caught:
+        row_body(bad.row, {"model": "m"})
+    assert words in caught.value.message
+    assert following.row["prompt"] == "x"
 
 
 def test_a_whole_surrogate_pair_is_a_character(prompts: Path) -> None:
     (item,) = items_of(prompts, '{"id": "a", "prompt": "\\ud83d\\ude00"}')
-    assert item == BatchItem("a", None, "\U0001f600")
+    body = row_body(item.row, {"model": "m"})
+    assert isinstance(body, CompletionBody) and body.prompt == ["\U0001f600"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from local_engines import Collector
 from naive_processors import naive_choice, naive_process
 from oracle_pair import VOCAB, OracleDrafter, OraclePair
+from toy_grammars import END, GRAMMARS, legal_tokens
 
 from dflash_wire.processors import Processors, TokenLogprobs
 from dflash_wire.records import GenerationRequest, SamplingParams
@@ -60,7 +61,8 @@ def processors(draw: st.DrawFn, palette: list[int]) -> Processors | None:
         draw(rarely(st.lists(words, max_size=12), [])),
         draw(rarely(some, [])),
         draw(st.just(0) | st.integers(1, 20)),
-        draw(st.just([]) | some),
+        draw(st.just([]) | some | st.just([END])),
+        draw(rarely(st.sampled_from(sorted(GRAMMARS.values())), "")),
     )
 
 
@@ -135,8 +137,11 @@ def assert_equals_naive(pair: OraclePair, request: GenerationRequest, sink: Coll
     for i, token_id in enumerate(tokens):
         row = logits[len(prompt) + i - 1]
         values = row.tolist()
-        if request.processors is not None:
-            values = naive_process(values, request.processors, prompt, tokens[:i])
+        asked = request.processors
+        if asked is not None:
+            legal = legal_tokens(asked.grammar, tokens[:i]) if asked.grammar else None
+            assert legal is None or token_id in legal
+            values = naive_process(values, asked, prompt, tokens[:i], legal)
         chosen, lead = naive_choice(values, request.sampling, len(prompt) + i)
         assert chosen == token_id or lead < NEAR, f"token {i}: {token_id}, not {chosen}"
         assert (token_id in request.stop_token_ids) == (i + 1 == len(tokens) and reason == "stop")
@@ -160,6 +165,8 @@ def assert_equals_naive(pair: OraclePair, request: GenerationRequest, sink: Coll
 num_preempted: list[int] = []
 num_accepted: list[int] = []
 num_shared: list[int] = []
+num_forced: list[int] = []
+num_preempted_in_grammar: list[int] = []
 
 
 @settings(
@@ -187,7 +194,9 @@ def test_any_policy_equals_off(
     plain, _ = pair.answer(asked, "off")
     answers = [plain.tokens(r.request_id) for r in asked]
     drafter = OracleDrafter(asked, answers, accuracy, seed)
+    forced = pair.verifier.num_forced_tokens
     got, coordinator = pair.answer(asked, policy, drafter, cohorts, seed)
+    num_forced.append(pair.verifier.num_forced_tokens - forced)
     for request in asked:
         assert got.answer(request.request_id) == plain.answer(request.request_id)
         assert_near(logprobs(got, request), logprobs(plain, request))
@@ -196,6 +205,8 @@ def test_any_policy_equals_off(
     now = coordinator.snapshot()
     assert now.num_free_pages == now.num_pages
     num_preempted.append(now.num_preemptions)
+    if all(r.processors is not None and r.processors.grammar for r in asked):
+        num_preempted_in_grammar.append(now.num_preemptions)
     num_accepted.append(now.totals.num_accepted_drafts)
     num_shared.append(sum(plain.num_cached(r.request_id) for r in asked))
 
@@ -205,3 +216,5 @@ def test_the_cases_were_worth_it() -> None:
     assert sum(n > 0 for n in num_accepted) > 0.4 * len(num_accepted)
     assert sum(n > 0 for n in num_preempted) > 0.02 * len(num_preempted)
     assert sum(n > 0 for n in num_shared) > 0.1 * len(num_shared)
+    assert sum(n > 0 for n in num_forced) > 0.1 * len(num_forced)
+    assert any(num_preempted_in_grammar)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -19,9 +19,16 @@ MASK = 2**64 - 1
 
 
 def naive_process(
-    logits: Sequence[float], asked: Processors, prompt: Sequence[int], output: Sequence[int]
+    logits: Sequence[float],
+    asked: Processors,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    legal: Collection[int] | None = None,
 ) -> list[float]:
-    """Logits of one position after its processors; prompt and output are all tokens before it."""
+    """Logits of one position after its processors; prompt and output are all tokens before it.
+
+    ``legal`` is what a grammar leaves, None where there is none.
+    """
     values = [np.float32(x) for x in logits]
     for token_id, bias in zip(asked.biased_token_ids, asked.biases, strict=True):
         values[token_id] = np.float32(values[token_id] + np.float32(bias))
@@ -37,9 +44,12 @@ def naive_process(
         )
         x = np.float32(x - np.float32(asked.presence_penalty) * np.float32(counts[token_id] > 0))
         values[token_id] = x
+    allowed = set(range(len(values)) if legal is None else legal)
     if asked.allowed_token_ids:
+        allowed = allowed & set(asked.allowed_token_ids) or allowed
+    if len(allowed) < len(values):
         for token_id in range(len(values)):
-            if token_id not in asked.allowed_token_ids:
+            if token_id not in allowed:
                 values[token_id] = np.float32(-math.inf)
     removed = set()
     for word in asked.bad_words:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from naive_processors import candidates
 from torch import Tensor
+from toy_grammars import tag
+from xgrammar import CompiledGrammar
 
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
@@ -21,6 +23,9 @@ from dflash_wire.proposals import packed_proposals, unpacked_proposals
 from dflash_wire.records import SamplingParams
 from drafter.proposals import sample_drafts
 from verifier.acceptance import accept, chain_parents
+from verifier.grammars import GrammarPool, vocabulary
+from verifier.matching import GrammarMatch
+from verifier.packing import replaced_proposals
 from verifier.rejection import choose_by_rejection
 
 pytestmark = pytest.mark.unit
@@ -28,6 +33,7 @@ pytestmark = pytest.mark.unit
 Widths = Callable[[tuple[int, ...]], int]
 
 VOCAB = 4
+END = 3
 LENGTH = 3
 NUM_SEEDS = 2500
 
@@ -41,7 +47,11 @@ def toy_logits(kind: int, prefix: tuple[int, ...]) -> Tensor:
 
 
 def cycles(
-    all_params: list[SamplingParams], prefix: tuple[int, ...], width: int, drafter: int
+    all_params: list[SamplingParams],
+    prefix: tuple[int, ...],
+    width: int,
+    drafter: int,
+    grammar: CompiledGrammar | None = None,
 ) -> list[list[int]]:
     """One draft and verify behind ``prefix`` for every request; the position is its length."""
     count, place, num_drafts = len(all_params), len(prefix), width - 1
@@ -55,8 +65,15 @@ def cycles(
         ]
         sampled = sample_drafts(slots.repeat(count, 1), runs)
         drafts, packed = [d.token_ids for d in sampled], [d.proposals for d in sampled]
+    removed = torch.zeros(count * width, VOCAB, dtype=torch.bool)
+    if grammar is not None:
+        for i, ids in enumerate(drafts):
+            walk = matched(grammar, prefix).walk(ids, chain_parents(num_drafts), True)
+            removed[i * width : (i + 1) * width] = ~walk.legal
+            packed[i] = replaced_proposals(packed[i], ids, walk.draft_token_ids)
+            drafts[i] = walk.draft_token_ids
     rows = [toy_logits(0, (*prefix, *ids[:i])) for ids in drafts for i in range(width)]
-    logits = torch.stack(rows)
+    logits = torch.stack(rows).masked_fill(removed, -torch.inf)
     runs = [
         SamplingRun(i * width, (i + 1) * width, place, params)
         for i, params in enumerate(all_params)
@@ -85,13 +102,26 @@ def plain(prefix: tuple[int, ...]) -> int:
     return 1
 
 
-def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def matched(grammar: CompiledGrammar, prefix: tuple[int, ...]) -> GrammarMatch:
+    match = GrammarMatch(grammar, VOCAB, [END])
+    match.advance(prefix)
+    return match
+
+
+def exact(
+    params: SamplingParams, grammar: CompiledGrammar | None = None
+) -> dict[tuple[int, ...], float]:
     """Probability of every text of the target."""
     chances = {}
     for text in product(range(VOCAB), repeat=LENGTH):
         chance = 1.0
         for i, token_id in enumerate(text):
             scores = [x / params.temperature for x in toy_logits(0, text[:i]).tolist()]
+            if grammar is not None:
+                if chance == 0.0:
+                    break
+                legal = matched(grammar, text[:i]).walk((), ()).legal[0].tolist()
+                scores = [x if legal[j] else -math.inf for j, x in enumerate(scores)]
             kept = candidates(scores, params)
             total = sum(math.exp(scores[j]) for j in kept)
             chance *= math.exp(scores[token_id]) / total if token_id in kept else 0.0
@@ -100,7 +130,11 @@ def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def texts(
-    params: SamplingParams, seeds: Iterable[int], widths: Widths, drafter: int
+    params: SamplingParams,
+    seeds: Iterable[int],
+    widths: Widths,
+    drafter: int,
+    grammar: CompiledGrammar | None = None,
 ) -> dict[int, tuple[int, ...]]:
     """The first tokens of every seed's text."""
     found: dict[int, tuple[int, ...]] = {}
@@ -108,7 +142,8 @@ def texts(
     while running:
         prefix, some = running.popitem()
         mine = [replace(params, seed=seed, rejects=True) for seed in some]
-        for seed, tokens in zip(some, cycles(mine, prefix, widths(prefix), drafter), strict=True):
+        committed = cycles(mine, prefix, widths(prefix), drafter, grammar)
+        for seed, tokens in zip(some, committed, strict=True):
             text = (*prefix, *tokens)
             if len(text) < LENGTH:
                 running.setdefault(text, []).append(seed)
@@ -122,6 +157,16 @@ def chi_square_limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
+PARTLY_FORCED = 'root ::= "a" "b" [abc] | "b" [abc] "c" | "c" [ab] "a" | "ca" "c"'
+"""Texts of three letters."""
+
+
+def three_letters() -> CompiledGrammar:
+    pool = GrammarPool(lambda: vocabulary([b"a", b"b", b"c", b""], [END]))
+    return pool.compile(tag({"type": "grammar", "grammar": PARTLY_FORCED}))
+
+
+@pytest.mark.parametrize("is_guided", [False, True], ids=["free", "guided"])
 @pytest.mark.parametrize("widths", [fixed, adversarial, plain])
 @pytest.mark.parametrize(
     ("params", "drafter"),
@@ -133,10 +178,11 @@ def chi_square_limit(freedom: int) -> float:
     ids=["hot", "top-p", "top-k"],
 )
 def test_texts_have_the_targets_distribution(
-    params: SamplingParams, drafter: int, widths: Widths
+    params: SamplingParams, drafter: int, widths: Widths, is_guided: bool
 ) -> None:
-    seen = Counter(texts(params, range(NUM_SEEDS), widths, drafter).values())
-    expected = exact(params)
+    grammar = three_letters() if is_guided else None
+    seen = Counter(texts(params, range(NUM_SEEDS), widths, drafter, grammar).values())
+    expected = exact(params, grammar)
     assert {text for text, chance in expected.items() if chance == 0}.isdisjoint(seen)
     frequent = [text for text, chance in expected.items() if chance * NUM_SEEDS >= 5]
     statistic = sum(

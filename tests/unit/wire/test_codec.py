@@ -55,6 +55,7 @@ processors = st.builds(
     allowed_token_ids=ids,
     min_tokens=counts,
     end_token_ids=ids,
+    grammar=st.text(max_size=20),
 )
 extras = st.builds(
     RowExtras,

@@ -1,0 +1,71 @@
+"""How models write tool calls, as forms of a grammar: the counterpart of ``gateway.parsers``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gateway.grammars import Json, json_form
+from gateway.json_schemas import checked_schema
+from gateway.tool_schemas import Tool
+
+
+class CallStyle(NamedTuple):
+    """What stands around a call's name and arguments."""
+
+    begin: str
+    middle: str
+    end: str
+    separator: str
+
+
+STYLES = {
+    "hermes": CallStyle('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"),
+    "llama3_json": CallStyle('{"name": ', ', "parameters": ', "}", "; "),
+}
+"""By the name of the parser that reads them."""
+
+
+def call_form(tools: Sequence[Tool], style: str, only_one: bool, name: str | None = None) -> Json:
+    """Return the form of an answer that calls tools and says nothing else.
+
+    Args:
+        tools: those that may be called, not empty; arguments follow their schemas.
+        style: name of the parser.
+        only_one: end behind the first call.
+        name: of the only tool that may be called; None: all may.
+
+    Raises:
+        UnsupportedParameterError: a schema says what cannot be forced.
+    """
+    begin, middle, end, separator = STYLES[style]
+    tags = [
+        {
+            "type": "tag",
+            "begin": begin + json.dumps(tool.function.name, ensure_ascii=False) + middle,
+            "content": json_form(_arguments(index, tool)),
+            "end": end,
+        }
+        for index, tool in enumerate(tools)
+        if name is None or tool.function.name == name
+    ]
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+
+
+def _arguments(index: int, tool: Tool) -> dict[str, Any] | bool:
+    """The schema of a tool's arguments, which are an object."""
+    schema = tool.function.parameters
+    if not schema:
+        return {"type": "object", "properties": {}}
+    checked = checked_schema(schema, f"tools[{index}].function.parameters")
+    refers = isinstance(checked, bool) or any(
+        key in checked for key in ("type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum")
+    )
+    return checked if refers or isinstance(checked, bool) else {"type": "object", **checked}
