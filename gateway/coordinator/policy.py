@@ -105,7 +105,7 @@ def parse_policy(
 
     Args:
         text: ``adaptive``, ``adaptive-chain``, ``table``, ``off``, ``static:<w>`` or ``static-tree:<n>``.
-        max_draft_block_size: the draft model's trained block size, anchor included.
+        max_draft_block_size: the draft model's trained block size, anchor included; 1: there is none.
         max_tree_positions: largest tree that a step holds, anchor included.
 
     Raises:
@@ -121,9 +121,11 @@ def parse_policy(
     match = _STATIC.fullmatch(text)
     if match:
         is_tree, width = match[1] is not None, int(match[2])
-        # A drafter without a block has no tree either.
-        most = max_tree_positions if is_tree and max_draft_block_size > 1 else max_draft_block_size
-        if MIN_STATIC_WIDTH <= width <= most:
+        if max_draft_block_size == 1:
+            raise InvalidRequestError(
+                f"Block policy {text!r} cannot work: nobody drafts here. Use 'off'.", POLICY_PARAM
+            )
+        if MIN_STATIC_WIDTH <= width <= (max_tree_positions if is_tree else max_draft_block_size):
             return StaticPolicy(width, is_tree)
     raise InvalidRequestError(
         f"Unknown block policy {text!r}: use 'adaptive', 'adaptive-chain', 'table', 'off', 'static:<w>' "

@@ -98,8 +98,9 @@ def test_no_drafter_leaves_plain_decoding(target: str) -> None:
     assert (spec.drafters, settings.drafters, settings.max_draft_block_size) == ((), (), 1)
     limits = engine_limits(spec, 4096, [])
     assert (limits.max_draft_block_size, limits.all_drafters) == (1, (DrafterLimits("default", 1),))
-    with pytest.raises(ConfigError, match=r"engine\.policy"):
-        made(target, policy="static:2", drafter="none")
+    for policy in ("static:2", "static-tree:8"):
+        with pytest.raises(ConfigError, match=r"engine\.policy.*nobody drafts here"):
+            made(target, policy=policy, drafter="none")
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def test_without_a_drafter_every_policy_is_plain_decoding(
 def test_a_sweep_measures_what_it_says(pair: Path, kind: str) -> None:
     """Every made-up row is drafted in full, so that a width's price is that of its positions."""
     spec = spec_of(pair, name_of(pair, kind), num_pages=400, max_context=200)
+    spec = replace(spec, ngram_match=(6, 8))  # more than a step is fed with
     ring, limits = build_local_ring(spec)
     watched = WatchedRing(ring)
     widths = [1, 2, 8, 16]
