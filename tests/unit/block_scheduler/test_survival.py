@@ -170,3 +170,38 @@ def test_brier_score_is_that_of_a_coin_for_a_coin() -> None:
     estimator = SurvivalEstimator(16, STEADY)
     learn(estimator, 300, [0.5] * 15)
     assert estimator.brier_score == pytest.approx(0.25, abs=0.02)
+
+
+def served(estimator: SurvivalEstimator, num_steps: int, width: int, verified: int) -> float:
+    """Serve eight streams of 128 tokens each; return committed over expected tokens after a warm-up.
+
+    Requests differ, and so do cycles: what is easy for one position is easy for the next.
+    """
+    rng = random.Random(3)
+    rows = [RowState(i, "", width, 100) for i in range(8)]
+    traits, left = [rng.gauss(0.0, 0.5) for _ in rows], [128] * 8
+    expected = committed = 0.0
+    for step in range(num_steps):
+        survival = estimator.survival(rows, (width,))[0][:, : verified - 1]
+        outcomes = []
+        for i, each in enumerate(rows):
+            ease = math.exp(0.4 + traits[i] + rng.gauss(0.0, 1.0))
+            hazards = [ease / (1.0 + ease)] * (width - 1)
+            drawn = outcome(rng, hazards, verified, width, each.seq_id)
+            outcomes.append(drawn._replace(draft_width=width, width=verified))
+            left[i] -= 1 + drawn.num_accepted
+            if step > num_steps // 4:
+                expected += 1.0 + float(survival[i].sum())
+                committed += 1 + drawn.num_accepted
+        estimator.observe(outcomes)
+        for i, each in enumerate(rows):
+            if left[i] <= 0:
+                estimator.forget(each.seq_id)
+                rows[i] = each._replace(seq_id=each.seq_id + 8)
+                traits[i], left[i] = rng.gauss(0.0, 0.5), 128
+    return committed / expected
+
+
+@pytest.mark.parametrize(("width", "verified"), [(4, 4), (8, 8), (16, 8)])
+def test_what_is_expected_of_many_requests_is_what_comes(width: int, verified: int) -> None:
+    assert served(SurvivalEstimator(16), 2000, width, verified) == pytest.approx(1.0, abs=0.006)
