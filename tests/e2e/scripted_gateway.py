@@ -20,6 +20,7 @@ from tool_models import HERMES, served_by, tool_tokenizer
 
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import GenerationRequest
+from drafter.training.demo.tokenizer import TURN_END
 from gateway.state import GatewaySettings
 from loadtest.processes import free_port
 
@@ -41,7 +42,7 @@ def scripted_gateway() -> Iterator[str]:
         model_id="demo/model",
         max_context=4000,
         vocab_size=len(tokenizer),
-        eos_token_ids=(),
+        eos_token_ids=(tokenizer.convert_tokens_to_ids(TURN_END),),
         max_draft_block_size=16,
         default_policy="static:8",
         version="1",
