@@ -24,8 +24,9 @@ from dflash_wire.errors import DFlashError, FatalError
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.coordinator.policy import parse_policy
 from services.config import AppArgs
+from services.grammar_checker import GrammarChecker
 from services.local import LocalEngine
-from services.offline_answers import BatchEngine, RowAnswerer
+from services.offline_answers import BatchEngine, RowAnswerer, one_at_a_time
 from services.offline_input import BatchItem, parse_arguments, read_items
 from services.offline_output import encode_row, open_output, read_rows
 from services.settings import gateway_settings
@@ -124,6 +125,7 @@ def _run_batch(
         args = args.model_copy(update={"engine": engine_args})
     tokenizer = ChatTokenizer.load(spec.target_path)
     engine = make_engine(args)
+    checker = GrammarChecker(spec.target_path, settings.vocab_size)
     try:
         defaults = {
             "temperature": options.temperature,
@@ -131,7 +133,8 @@ def _run_batch(
             "top_k": options.top_k,
             "seed": options.seed,
         }
-        answerer = RowAnswerer(engine, tokenizer, settings, defaults, options.max_tokens)
+        check = one_at_a_time(checker.check)
+        answerer = RowAnswerer(engine, tokenizer, settings, defaults, options.max_tokens, check)
         runner = BatchRunner(answerer, options.concurrency)
         with open_output(options.output, {item.id for item in items}) as sink:
             return runner.run(items, sink)
@@ -140,6 +143,7 @@ def _run_batch(
             f"cannot write {options.output}: {error.strerror}; solve that, then run again to go on"
         ) from error
     finally:
+        checker.close()
         engine.close()
 
 

@@ -7,6 +7,7 @@ where that is refused. What it leaves out the command line says.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -29,7 +30,7 @@ from gateway.preparation import Prepared, prepare_chat, prepare_completion
 from gateway.processors import check_min_tokens
 from gateway.responses import ChatShape, CompletionShape, ResponseShape
 from gateway.schemas import ChatCompletionBody, CompletionBody, DFlashOptions, GenerationBody
-from gateway.state import GatewaySettings, GatewayState
+from gateway.state import GatewaySettings, GatewayState, GrammarCheck
 
 Json = dict[str, Any]
 INPUTS = ("messages", "prompt", "question")
@@ -75,6 +76,7 @@ class RowAnswerer:
     Args:
         defaults: fields of a body, for rows that are silent about them.
         max_tokens: of rows that name no limit, as far as the context allows it.
+        grammar_check: see ``one_at_a_time``; None: rows cannot demand a form.
     """
 
     def __init__(
@@ -84,11 +86,12 @@ class RowAnswerer:
         settings: GatewaySettings,
         defaults: Mapping[str, Any],
         max_tokens: int,
+        grammar_check: GrammarCheck | None = None,
     ) -> None:
         port = cast(
             "EnginePort", OwnLoopEngine(engine)
         )  # nothing but ``generate`` is asked of it here
-        self._state = GatewayState(port, tokenizer, settings)
+        self._state = GatewayState(port, tokenizer, settings, grammar_check=grammar_check)
         self._metrics = GatewayMetrics()
         self._defaults = {"model": settings.model_id, **defaults}
         self._max_tokens = max_tokens
@@ -123,6 +126,17 @@ class RowAnswerer:
             check_min_tokens(body, most)
             plans.append(replace(plan, request=replace(plan.request, max_tokens=most)))
         return replace(prepared, plans=plans)
+
+
+def one_at_a_time(check: GrammarCheck) -> GrammarCheck:
+    """Return a ``check`` that belongs to one event loop for those of several threads, a row's each."""
+    lock = threading.Lock()
+
+    async def locked(text: str) -> str | None:
+        with lock:  # the others have nothing else to do in their loops
+            return await check(text)
+
+    return locked
 
 
 def row_body(

@@ -20,12 +20,18 @@ from tool_models import HERMES, served_by, tool_tokenizer
 
 from dflash_wire.errors import EngineUnavailableError
 from dflash_wire.records import GenerationRequest
+from drafter.training.demo.tokenizer import TURN_END
 from gateway.state import GatewaySettings
 from loadtest.processes import free_port
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 STEP_TOKENS = 5
 """Tokens of a cycle: calls and tags are cut anywhere."""
+
+
+async def takes_anything(grammar: str) -> str | None:
+    """The scripted model keeps to no grammar, so any will do."""
+    return None
 
 
 @contextmanager
@@ -36,7 +42,7 @@ def scripted_gateway() -> Iterator[str]:
         model_id="demo/model",
         max_context=4000,
         vocab_size=len(tokenizer),
-        eos_token_ids=(),
+        eos_token_ids=(tokenizer.convert_tokens_to_ids(TURN_END),),
         max_draft_block_size=16,
         default_policy="static:8",
         version="1",
@@ -57,7 +63,7 @@ def scripted_gateway() -> Iterator[str]:
         return [*(cycle(tokens[i : i + STEP_TOKENS]) for i in starts), last([])]
 
     port = free_port()
-    app = served_by(tokenizer, settings, script).app
+    app = served_by(tokenizer, settings, script, takes_anything).app
     config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

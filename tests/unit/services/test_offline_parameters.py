@@ -14,8 +14,9 @@ from dflash_wire.errors import ClientError
 from dflash_wire.ports import EnginePort
 from gateway.app import create_app
 from gateway.chat_tokenizer import ChatTokenizer
+from services.grammar_checker import GrammarChecker
 from services.local import LocalEngine
-from services.offline_answers import OwnLoopEngine, RowAnswerer
+from services.offline_answers import OwnLoopEngine, RowAnswerer, one_at_a_time
 from services.settings import gateway_settings
 from services.spec import make_spec
 from services.yaml_args import read_app_args
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many now?"}]
 DEFAULTS: dict[str, Any] = {"temperature": 0, "top_p": 1.0, "top_k": 0, "seed": 0}
 MAX_TOKENS = 24
+ANSWER = {"type": "object", "properties": {"n": {"enum": [3, 4]}}, "required": ["n"]}
+FORM = {"name": "answer", "schema": ANSWER}
 
 
 class Both:
@@ -54,10 +57,14 @@ def both() -> Iterator[Both]:
     spec = make_spec(args)
     settings, tokenizer = gateway_settings(args, spec), ChatTokenizer.load(spec.target_path)
     engine = LocalEngine(args)
-    app = create_app(cast("EnginePort", OwnLoopEngine(engine)), tokenizer, settings)
+    checker = GrammarChecker(spec.target_path, settings.vocab_size)
+    check = one_at_a_time(checker.check)
+    port = cast("EnginePort", OwnLoopEngine(engine))
+    app = create_app(port, tokenizer, settings, grammar_check=check)
     try:
-        yield Both(app, RowAnswerer(engine, tokenizer, settings, DEFAULTS, MAX_TOKENS))
+        yield Both(app, RowAnswerer(engine, tokenizer, settings, DEFAULTS, MAX_TOKENS, check))
     finally:
+        checker.close()
         engine.close()
 
 
@@ -72,6 +79,8 @@ def both() -> Iterator[Both]:
         {"messages": MESSAGES, "stop": ["apples"], "include_stop_str_in_output": True},
         {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
         {"messages": MESSAGES, "n": 3, "temperature": 1, "logprobs": True},
+        {"messages": MESSAGES, "response_format": {"type": "json_schema", "json_schema": FORM}},
+        {"prompt": "Tom has", "structured_outputs": {"regex": "(three|four) (pens|boxes)"}},
         {"prompt": "Tom has", "echo": True, "logprobs": 1},
         {"prompt": "Tom has", "prompt_logprobs": 2, "ignore_eos": True},
         {"prompt": ["Tom has", "Sara has"], "max_tokens": 5},
@@ -133,6 +142,8 @@ def assert_close(mine: Any, theirs: Any) -> None:
         {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"messages": MESSAGES, "dflash": {"policy": "static:99"}},
         {"prompt": "a", "best_of": 2},
+        {"prompt": "a", "structured_outputs": {"regex": "("}},
+        {"messages": MESSAGES, "response_format": {"type": "json_schema"}},
         {"prompt": "a", "bad_words": [" "]},
         {"prompt": [100, 99999]},
         {"prompt": ""},
