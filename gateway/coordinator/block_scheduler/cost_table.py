@@ -19,6 +19,8 @@ from gateway.coordinator.block_scheduler.smoothing import smoothed
 
 CONTEXT_UNIT = 1000.0
 """Context is priced per so many committed tokens."""
+MOST_FOR_CONTEXT = 0.95
+"""Share of any measured pass that its context may take."""
 
 
 class CostSample(NamedTuple):
@@ -197,4 +199,8 @@ def _context_slope(samples: list[CostSample]) -> float:
             low = median(s.verify_ms for s in mine if s.context == least)
             high = median(s.verify_ms for s in mine if s.context == most)
             slopes.append((high - low) / (most - least) * CONTEXT_UNIT)
-    return max(0.0, median(slopes)) if slopes else 0.0
+    if not slopes:
+        return 0.0
+    # On a busy machine noise can be more than contexts are; a pass without any still takes time.
+    limit = min(MOST_FOR_CONTEXT * s.verify_ms / s.context for s in samples if s.context)
+    return min(limit * CONTEXT_UNIT, max(0.0, median(slopes)))

@@ -39,6 +39,19 @@ def price(model: StepCostModel | CostTable, rows: int, width: int, positions: in
     return float(model.step_ms([width], rows, np.array([positions]), 0)[0, 0])
 
 
+def test_noise_between_contexts_makes_no_step_free() -> None:
+    samples = sweep(contexts=(50, 400))
+    # The machine did something else whenever contexts were long.
+    noisy = [
+        s._replace(verify_ms=40 * s.verify_ms, step_ms=40 * s.step_ms) if s.context == 400 else s
+        for s in samples
+    ]
+    model = StepCostModel(CostTable(noisy))
+    for rows in (1, 4, 64):
+        assert price(model, rows, 1, rows) > 0.1
+        assert model.observe(landed(rows, 1, 5.0)) is not None
+
+
 @pytest.mark.parametrize("rows", [1, 2, 10, 64])
 @pytest.mark.parametrize("width", [1, 4, 8, 16])
 def test_between_measured_rows_prices_are_linear(rows: int, width: int) -> None:
