@@ -21,7 +21,7 @@ PROCESSORS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2},
     {"logit_bias": {"17": 4, "300": -8}},
     {"min_p": 0.05},
-    {"bad_words": [" the", "\n"]},
+    {"bad_words": [" the", "answer"]},
 )
 SYSTEM_TEXTS = ("", "Answer with numbers only.", "Think step by step, then say the answer. " * 12)
 NUM_CANARIES = 12

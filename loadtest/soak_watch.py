@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import psutil
 
@@ -16,7 +17,9 @@ class MemoryWatch:
     Args:
         root_pid: the process that started the server, or one above it.
 
-    Shared pages count by share (PSS) where the system tells, else each process counts them fully (RSS).
+    Shared pages count by share (PSS) where the system tells, else each process counts them fully (RSS). Of
+    files, what a process had when it was first read goes on counting: its share of a library grows when other
+    programs that use it end.
     """
 
     def __init__(self, root_pid: int) -> None:
@@ -24,6 +27,7 @@ class MemoryWatch:
         # Ray's processes leave their parent later on: whoever has been seen stays in the family.
         self.note_family()
         self._family.discard(psutil.Process())
+        self._file_bytes: dict[psutil.Process, int] = {}
 
     def note_family(self) -> None:
         """Remember all processes below those that are known."""
@@ -39,12 +43,27 @@ class MemoryWatch:
         memory: dict[str, float] = defaultdict(float)
         for process in self._family - {psutil.Process()}:
             try:
-                info = process.memory_full_info()
                 role = role_of(process.cmdline(), process.name())
+                memory[role] += self._bytes(process) / 2**20
             except psutil.Error:  # it has just ended
                 continue
-            memory[role] += getattr(info, "pss", info.rss) / 2**20
         return dict(memory)
+
+    def _bytes(self, process: psutil.Process) -> int:
+        """Return what a process holds.
+
+        Raises:
+            psutil.Error: it has ended.
+        """
+        try:
+            told = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+        except OSError:
+            told = ""
+        found = dict(re.findall(r"^Pss_(Anon|Shmem|File): +(\d+) kB$", told, re.MULTILINE))
+        if not found:
+            return int(process.memory_info().rss)
+        of_files = self._file_bytes.setdefault(process, 1024 * int(found["File"]))
+        return of_files + 1024 * (int(found["Anon"]) + int(found["Shmem"]))
 
 
 def role_of(command: list[str], name: str) -> str:
