@@ -35,7 +35,8 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only ports and where costs are kept differ, and gRPC is on.
+    """One run of the shipped ``config.yaml``; only ports differ, and where costs are kept and how long they may
+    be measured; and gRPC is on.
 
     Args:
         folder: for the config and the log.
@@ -52,7 +53,8 @@ class StartedServer:
         grpc_options = yaml.safe_load((ROOT / "configs" / "grpc.yaml").read_text())["grpc_options"]
         config["grpc_options"] = {**grpc_options, "port": self.grpc_port}
         (application,) = config["applications"]
-        application["args"]["block_scheduler"]["cost_folder"] = str(COSTS)
+        # A busy machine may take longer than a user should wait; what is not all measured is not kept.
+        application["args"]["block_scheduler"] |= {"cost_folder": str(COSTS), "sweep_s": 120}
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         self.log_path = folder / "server.log"
