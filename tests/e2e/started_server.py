@@ -35,8 +35,8 @@ def _take_interrupts() -> None:
 
 
 class StartedServer:
-    """One run of the shipped ``config.yaml``; only ports differ, and where costs are kept and how long they may
-    be measured; and gRPC is on.
+    """One run of the shipped ``config.yaml``; only ports differ, where costs are kept, and for how long they
+    may be measured; and gRPC is on.
 
     Args:
         folder: for the config and the log.
