@@ -130,7 +130,14 @@ def build_verifier(
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
-    return VerifierEngine(target, pool, feature_pool, taps, spec.is_deterministic, grammars)
+    return VerifierEngine(
+        target,
+        pool,
+        feature_pool,
+        taps,
+        is_deterministic=spec.is_deterministic,
+        grammars=grammars,
+    )
 
 
 def build_drafter(

@@ -55,6 +55,7 @@ class VerifierEngine:
         pool: PagedPool,
         feature_pool: Tensor,
         target_layer_ids: list[int],
+        *,
         is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
     ) -> None:

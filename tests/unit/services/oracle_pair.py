@@ -122,7 +122,7 @@ class OraclePair:
             target.device,
         )
         features = torch.zeros(2 * LIMITS.max_step_positions, target.hidden_size)
-        self.verifier = VerifierEngine(target, pool, features, [0], toy_pool())
+        self.verifier = VerifierEngine(target, pool, features, [0], grammars=toy_pool())
 
     def answer(
         self,
