@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from eagle_helpers import (
     save_speculators,
 )
 from safetensors.torch import load_file
+from speculators_package import without_data_code
 from torch import Tensor
 
 from dflash_ops.sampling import choose_tokens
@@ -65,19 +64,10 @@ SIZE = 6
 """Drafts per cycle."""
 
 
-class Unused:
-    """Stands for whatever the package's data code imports."""
-
-
 @pytest.fixture(scope="module")
 def model_class() -> Any:
     """The package's class; two dependencies that only its data code imports are empty."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("datasets", "hs_connectors"):
-            if name not in sys.modules:
-                module = ModuleType(name)
-                module.__getattr__ = lambda _: Unused  # type: ignore[method-assign]
-                patch.setitem(sys.modules, name, module)
+    with without_data_code():
         from speculators.models.eagle3.core import Eagle3DraftModel
 
         yield Eagle3DraftModel

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from drafter_helpers import (
     verify_row,
 )
 from safetensors.torch import load_file
+from speculators_package import without_data_code
 
 from dflash_wire.records import Ingest, StepPlan
 from drafter.checkpoint import SPECULATORS, read_checkpoint, write_checkpoint
@@ -50,19 +49,10 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-class Unused:
-    """Stands for whatever the package's data code imports."""
-
-
 @pytest.fixture(scope="module")
 def speculators() -> Any:
     """The package without its dependencies: two that only its data code imports are empty."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("datasets", "hs_connectors"):
-            if name not in sys.modules:
-                module = ModuleType(name)
-                module.__getattr__ = lambda _: Unused  # type: ignore[method-assign]
-                patch.setitem(sys.modules, name, module)
+    with without_data_code():
         from speculators.models.dflash import core as first
         from speculators.models.dflash2 import core as second
 

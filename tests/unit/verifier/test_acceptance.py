@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from random_trees import random_tree
 
 from verifier.acceptance import accept, ancestor_mask, chain_parents, chain_within, depths
 
@@ -26,10 +27,6 @@ def test_every_chain(num_drafts: int, alphabet: int) -> None:
             acceptance = accept(drafts, target, parents)
             assert acceptance.nodes == list(range(num_accepted + 1))
             assert acceptance.token_ids == [*drafts[:num_accepted], target[num_accepted]]
-
-
-def random_tree(rng: random.Random, num_drafts: int) -> list[int]:
-    return [rng.randint(0, j) for j in range(num_drafts)]
 
 
 def path_to_anchor(parents: list[int], node: int) -> list[int]:

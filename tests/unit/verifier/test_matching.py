@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from random_trees import path_of
 from toy_grammars import (
     END,
     GRAMMARS,
@@ -33,14 +34,6 @@ def pool() -> GrammarPool:
 
 def match(pool: GrammarPool, grammar: str) -> GrammarMatch:
     return GrammarMatch(pool.compile(grammar), VOCAB, pool.end_token_ids)
-
-
-def path_of(node: int, drafts: list[int], parents: list[int]) -> list[int]:
-    path: list[int] = []
-    while node:
-        path.insert(0, drafts[node - 1])
-        node = parents[node - 1]
-    return path
 
 
 def drafts_of(rng: random.Random, grammar: str, output: list[int], parents: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from naive_processors import naive_process
+from random_trees import path_of, random_tree
 
 from dflash_wire.errors import FatalError
 from dflash_wire.processors import Processors, RowExtras, SlotStart
@@ -41,18 +42,6 @@ def random_processors(rng: random.Random) -> Processors:
         "end_token_ids": rng.sample(range(VOCAB), rng.choice([0, 1, 2])),
     }
     return Processors(**values)  # type: ignore[arg-type]
-
-
-def random_tree(rng: random.Random, num_drafts: int) -> list[int]:
-    return [rng.randint(0, j) for j in range(num_drafts)]
-
-
-def path_of(node: int, drafts: list[int], parents: list[int]) -> list[int]:
-    path: list[int] = []
-    while node:
-        path.insert(0, drafts[node - 1])
-        node = parents[node - 1]
-    return path
 
 
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chains", "trees"])
