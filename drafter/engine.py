@@ -27,9 +27,11 @@ from drafter.borrowed import BorrowedWeights
 from drafter.context import ContextProjection
 from drafter.convolution import packed_draft_layers
 from drafter.drafter import Draft, Drafter
+from drafter.features import FeatureReader
 from drafter.head import DraftHead
 from drafter.model import DraftModel
 from drafter.proposals import sample_drafts
+from drafter.settings import heads_per_kv
 from drafter.tree import grow_trees
 
 
@@ -103,38 +105,29 @@ class DrafterEngine(Drafter):
         self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
         self._norm = RootMeanSquareNorm.of(model.norm)
         self._head = DraftHead(model, borrowed.head)
+        self._heads_per_kv = heads_per_kv(model.config)
         own_embedding = model.embed_tokens
         self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
-        self._taps = None if taps is None else torch.tensor(taps, device=pool.device)
         self.dtype = borrowed.embedding.dtype
+        hidden_size = model.config.hidden_size
+        self._reader = FeatureReader(self.feature_pools, taps, hidden_size, self.dtype, pool.device)
 
     def _ingest(self, lanes: list[tuple[int, list[Ingest]]]) -> None:
         """Project all lanes' features at once and store every layer's keys and values."""
-        device = self.pool.device
-        features: list[Tensor] = []
+        features = self._reader.read(lanes)
+        if features is None:
+            return
         positions: list[int] = []
         slots: list[Tensor] = []
-        for lane, ingests in lanes:
-            rows: list[int] = []
+        for _, ingests in lanes:
             for i in ingests:
                 end = i.start_position + i.num_tokens
-                first = i.feature_offset
-                rows += range(first, first + i.num_tokens * i.stride, i.stride)
                 positions += range(i.start_position, end)
                 slots.append(self.pool.slots(i.page_ids, i.start_position, end))
-            if rows:
-                features.append(self.feature_pools[lane][torch.tensor(rows, device=device)])
-        if not slots:
-            return
-        together = features[0] if len(features) == 1 else torch.cat(features)  # [T, U*H]
-        if self._taps is not None:
-            per_layer = together.unflatten(1, (-1, self.model.config.hidden_size))
-            together = per_layer[:, self._taps].flatten(1)  # [T, K*H]
-        context = self._context(together.to(self.dtype), self._rotary.at(positions))
-        self.pool.write(torch.cat(slots), context)
+        self.pool.write(torch.cat(slots), self._context(features, self._rotary.at(positions)))
 
     def _draft(self, rows: list[Row]) -> list[Draft]:
         """One bidirectional pass over ``[anchor, MASK x (drafted width - 1)]`` of every row.
@@ -159,11 +152,7 @@ class DrafterEngine(Drafter):
                 trees.add(offset + 1, drafted - 1, row)
             else:
                 chains.add(offset + 1, row.width - 1, row)
-        config = self.model.config
-        heads_per_kv = config.num_attention_heads // int(
-            config.num_key_value_heads or config.num_attention_heads
-        )
-        step = plan_attention(attention_rows, heads_per_kv, self.pool, self._reaches)
+        step = plan_attention(attention_rows, self._heads_per_kv, self.pool, self._reaches)
         if self._has_convolutions:
             places = [place for row in rows for place in range(row.drafted_width)]
             step.places = torch.tensor(places, device=device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config
 
 from dflash_ops.attention import Reach, Visible
 from dflash_wire.errors import ConfigError
@@ -280,3 +280,9 @@ def _selector(config: Qwen3Config) -> SelectorSettings | None:
             f"selector_top_k {values[1]} is larger than the vocabulary of {config.vocab_size} tokens"
         )
     return SelectorSettings(*values)
+
+
+def heads_per_kv(config: PretrainedConfig) -> int:
+    """Query heads that share a key/value head."""
+    num_heads = int(config.num_attention_heads)
+    return num_heads // int(config.num_key_value_heads or num_heads)

@@ -25,6 +25,8 @@ STYLES = {
     "llama3_json": CallStyle('{"name": ', ', "parameters": ', "}", "; "),
 }
 """By the name of the parser that reads them."""
+SAYS_WHAT = ("type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum")
+"""Keys of a schema that say, or may say, which type a value has."""
 
 
 def call_form(tools: Sequence[Tool], style: str, only_one: bool, name: str | None = None) -> Json:
@@ -65,7 +67,6 @@ def _arguments(index: int, tool: Tool) -> dict[str, Any] | bool:
     if not schema:
         return {"type": "object", "properties": {}}
     checked = checked_schema(schema, f"tools[{index}].function.parameters")
-    refers = isinstance(checked, bool) or any(
-        key in checked for key in ("type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum")
-    )
-    return checked if refers or isinstance(checked, bool) else {"type": "object", **checked}
+    if isinstance(checked, bool) or any(key in checked for key in SAYS_WHAT):
+        return checked
+    return {"type": "object", **checked}

@@ -182,23 +182,14 @@ class VerifierEngine:
         processed: dict[int, ProcessedRow],
         packed: list[PackedRow],
         committed: list[list[int]],
-        kept: list[int],
+        kept: list[list[int]],
     ) -> None:
         """Let slots take in what was committed. Mutates them, and counts what grammars did."""
         for i, row in processed.items():
             row.slot.advance(committed[i])
-        if not any(row.walk is not None for row in processed.values()):
-            return
-        end = 0
-        for i, p in enumerate(packed):
-            end += p.width if p.row.is_prefill else len(committed[i])
-            walk = processed[i].walk if i in processed else None
+            walk, p = row.walk, packed[i]
             if walk is not None:
-                nodes = (
-                    [0]
-                    if p.row.is_prefill
-                    else [k - p.offset for k in kept[end - len(committed[i]) : end]]
-                )
+                nodes = [0] if p.row.is_prefill else [index - p.offset for index in kept[i]]
                 self.num_guided_tokens += len(nodes)
                 self.num_forced_tokens += sum(node in walk.forced for node in nodes)
                 self.num_written_drafts += sum(node in walk.written for node in nodes)
@@ -234,19 +225,17 @@ class VerifierEngine:
         packed: list[PackedRow],
         logits: Tensor,
         committed: list[list[int]],
-        kept: list[int],
+        kept: list[list[int]],
     ) -> list[list[TokenLogprobs] | None] | None:
         """Log-probabilities of the committed tokens of rows that ask; None if none does."""
         asked: dict[int, Asked] = {}
-        end = 0
         for i, (p, token_ids) in enumerate(zip(packed, committed, strict=True)):
-            end += p.width if p.row.is_prefill else len(token_ids)
             num_top = None if p.row.extras is None else p.row.extras.num_logprobs
             if num_top is None or not token_ids:
                 continue
             # Of a prefill the last position alone has logits; else a node has one row of them.
             first = p.offset + p.width - p.num_logits - p.logits_offset
-            places = [index - first for index in kept[end - len(token_ids) : end]]
+            places = [index - first for index in kept[i][-len(token_ids) :]]
             asked[i] = Asked(places, token_ids, num_top)
         if not asked:
             return None
@@ -275,11 +264,11 @@ class VerifierEngine:
 
     def _accept(
         self, packed: list[PackedRow], chosen: list[int]
-    ) -> tuple[list[list[int]], list[TreeOutcome | None], list[int], list[Tensor]]:
-        """Committed ids and tree per row, packed indices whose K/V are kept, and their slots per row."""
+    ) -> tuple[list[list[int]], list[TreeOutcome | None], list[list[int]], list[Tensor]]:
+        """Per row: committed ids, tree, packed indices whose K/V are kept, and their slots."""
         committed: list[list[int]] = []
         trees: list[TreeOutcome | None] = []
-        kept: list[int] = []
+        kept: list[list[int]] = []
         slots: list[Tensor] = []
         for p in packed:
             mine = chosen[p.logits_offset : p.logits_offset + p.num_logits]
@@ -297,7 +286,7 @@ class VerifierEngine:
                     chain = chain_within(p.parents, nodes)
                     tree = TreeOutcome(p.width - 1, accepted_nodes, p.scores, *chain)
             trees.append(tree)
-            kept += [p.offset + node for node in nodes]
+            kept.append([p.offset + node for node in nodes])
             slots.append(self.pool.slots(p.row.page_ids, start, start + len(nodes)))
         return committed, trees, kept, slots
 
@@ -306,7 +295,7 @@ class VerifierEngine:
         plan: StepPlan,
         step: StepAttention,
         features: Tensor,
-        kept: list[int],
+        kept: list[list[int]],
         slots: list[Tensor],
     ) -> None:
         """Write the accepted path's K/V into pages, and its features to the front of the row's range.
@@ -314,7 +303,7 @@ class VerifierEngine:
         That range is the planned one: a tree may have turned out smaller.
         """
         device = self.pool.device
-        index = torch.tensor(kept, dtype=torch.int64, device=device)
+        index = torch.tensor([i for mine in kept for i in mine], dtype=torch.int64, device=device)
         step_kv = torch.stack(step.step_kv)  # [L, T, 2, G, D]
         self.pool.write(torch.cat(slots), step_kv[:, index])
         places: list[int] = []

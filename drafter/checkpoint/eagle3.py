@@ -17,7 +17,7 @@ from torch import Tensor
 from dflash_wire.errors import ConfigError
 from drafter.checkpoint.files import CONFIG, SPECULATORS, read_json, read_tensors
 from drafter.checkpoint.keys import GENERAL_KEYS, ROPE_SOURCES, refuse_unknown
-from drafter.checkpoint.load import check_vocabulary
+from drafter.checkpoint.load import load_tensors
 from drafter.checkpoint.speculators import LAYER_CONFIG, MODEL_TYPE_KEY, PAIRING
 from drafter.checkpoint.tensors import normalized, split_fused
 from drafter.eagle3.model import CONFIGS, Config, Eagle3Model, Eagle3Settings
@@ -76,14 +76,7 @@ def load_eagle3_model(
     tensors = _tensors(path, decoder)
     settings = _settings(own, config, tensors, num_target_layers, where)
     model = Eagle3Model(config, settings, draft_block_size)
-    mapped = tensors.pop("t2d", None)
-    try:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:  # a shape differs
-        raise ConfigError(f"{path}: tensors do not match {CONFIG}: {error}") from error
-    if missing or unexpected:
-        raise ConfigError(f"{path}: missing tensors {missing}, unexpected tensors {unexpected}")
-    check_vocabulary(model, mapped, str(path))
+    load_tensors(model, tensors, str(path))
     return model.to(dtype).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ OWN_TENSORS = {
     OWN_HEAD: "lm_head.weight",
     "has_own_embed_tokens": "embed_tokens.weight",
 }
-DFLASH_2_TENSORS = ("_conv.", "candidate_selector.")
+DFLASH_2_TENSORS = dict.fromkeys(
+    ("_conv.", "candidate_selector."), "; these are DFlash 2's, but config.json lacks its keys"
+)
+"""Parts of their names, and what is wrong where they are not expected."""
 
 
 def load_draft_model(path: Path, dtype: torch.dtype, attn_implementation: str) -> DraftModel:
@@ -40,22 +44,39 @@ def build_model(checkpoint: Checkpoint, attn_implementation: str, where: str) ->
         ConfigError: tensors do not match the config, or it has something that is not implemented.
     """
     model = DraftModel(make_config(checkpoint, attn_implementation, where))
-    tensors = dict(checkpoint.tensors)
-    mapped = tensors.pop("t2d", None)
+    load_tensors(model, checkpoint.tensors, where, DFLASH_2_TENSORS)
+    model.mask_embedding = checkpoint.mask_embedding
+    return model
+
+
+def load_tensors(
+    model: DraftModel | Eagle3Model,
+    tensors: dict[str, Tensor],
+    where: str,
+    hints: Mapping[str, str] | None = None,
+) -> None:
+    """Give a model a checkpoint's tensors: all that it has, and no others but ``t2d``.
+
+    Args:
+        model: its weights are overwritten.
+        tensors: by the model's names.
+        where: for messages.
+        hints: what a message ends with if such a part is in the name of a tensor that does not belong there.
+
+    Raises:
+        ConfigError: tensors do not match the model, or do not agree about the vocabulary.
+    """
+    own = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
     try:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        missing, unexpected = model.load_state_dict(own, strict=False)
     except RuntimeError as error:  # a shape differs
         raise ConfigError(f"{where}: tensors do not match config.json: {error}") from error
     if missing or unexpected:
-        hint = ""
-        if any(part in name for name in unexpected for part in DFLASH_2_TENSORS):
-            hint = "; these are DFlash 2's, but config.json lacks its keys"
+        told = (hint for part, hint in (hints or {}).items() if any(part in n for n in unexpected))
         raise ConfigError(
-            f"{where}: missing tensors {missing}, unexpected tensors {unexpected}{hint}"
+            f"{where}: missing tensors {missing}, unexpected tensors {unexpected}{next(told, '')}"
         )
-    check_vocabulary(model, mapped, where)
-    model.mask_embedding = checkpoint.mask_embedding
-    return model
+    check_vocabulary(model, tensors.get("t2d"), where)
 
 
 def make_config(checkpoint: Checkpoint, attn_implementation: str, where: str) -> Qwen3Config:

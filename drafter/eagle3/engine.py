@@ -30,8 +30,10 @@ from drafter.borrowed import BorrowedWeights
 from drafter.drafter import Draft, Drafter
 from drafter.eagle3.layer import FeatureProjection, PackedPairLayer, PairProjection
 from drafter.eagle3.model import Eagle3Model
+from drafter.features import FeatureReader
 from drafter.head import DraftHead
 from drafter.proposals import SampledDraft, sample_drafts
+from drafter.settings import heads_per_kv
 from drafter.tree import DraftTree, slot_candidates
 
 
@@ -110,29 +112,25 @@ class Eagle3Drafter(Drafter):
         self._head = DraftHead(model, borrowed.head)
         own_embedding = model.embed_tokens
         self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
-        self._taps = None if taps is None else torch.tensor(taps, device=pool.device)
         hidden_size = model.config.hidden_size
+        self._reader = FeatureReader(self.feature_pools, taps, hidden_size, self.dtype, pool.device)
+        self._heads_per_kv = heads_per_kv(model.config)
         self.carried = torch.zeros(num_pages, hidden_size, dtype=self.dtype, device=pool.device)
         """By page: the hidden state of the last position ingested there."""
 
     def _ingest(self, lanes: list[tuple[int, list[Ingest]]]) -> None:
         """Store keys and values of all lanes' committed pairs, and carry the states of page ends."""
         device = self.pool.device
+        features = self._reader.read(lanes)
+        if features is None:
+            return
         pairs, ends = _Pairs(), dict[int, tuple[int, int]]()
-        features: list[Tensor] = []
         num_states = 0
-        for lane, ingests in lanes:
-            rows: list[int] = []
+        for _, ingests in lanes:
             for i in ingests:
-                first = i.feature_offset
-                rows += range(first, first + i.num_tokens * i.stride, i.stride)
                 self._add_pairs(pairs, i, num_states, ends)
                 num_states += i.num_tokens
-            if rows:
-                features.append(self.feature_pools[lane][torch.tensor(rows, device=device)])
-        if not features:
-            return
-        states = self._features(self._tapped(torch.cat(features)))  # [T, H]
+        states = self._features(features)  # [T, H]
         if pairs.token_ids:
             before = states
             if pairs.carried:
@@ -144,13 +142,6 @@ class Eagle3Drafter(Drafter):
             self.pool.write(torch.cat(pairs.slots), kv)
         pages = torch.tensor(list(ends), device=device)
         self.carried[pages] = states[[row for _, row in ends.values()]]
-
-    def _tapped(self, together: Tensor) -> Tensor:
-        """``[T, U*H]`` -> ``[T, K*H]`` of this drafter's layers, in its type."""
-        if self._taps is not None:
-            per_layer = together.unflatten(1, (-1, self.model.config.hidden_size))
-            together = per_layer[:, self._taps].flatten(1)
-        return together.to(self.dtype)
 
     def _add_pairs(
         self, pairs: _Pairs, ingest: Ingest, first_state: int, ends: dict[int, tuple[int, int]]
@@ -215,15 +206,11 @@ class Eagle3Drafter(Drafter):
         return [chain.draft() for chain in chains]
 
     def _attention(self, chains: list[_Chain]) -> StepAttention:
-        config = self.model.config
-        heads_per_kv = config.num_attention_heads // int(
-            config.num_key_value_heads or config.num_attention_heads
-        )
         rows = [
             AttentionRow(i, 1, c.row.page_ids, c.row.start_position, Visible.CAUSAL, num_unread=1)
             for i, c in enumerate(chains)
         ]
-        return plan_attention(rows, heads_per_kv, self.pool)
+        return plan_attention(rows, self._heads_per_kv, self.pool)
 
     def _choose(self, logits: Tensor, chains: list[_Chain], depth: int) -> Tensor:
         """Append one token to every chain; returns them, ``[R]``. Mutates ``chains``."""

@@ -110,17 +110,21 @@ class Score:
 
 
 @dataclass(slots=True)
-class Decayed:
+class DecayedMean:
     """A mean with fading memory. Owner: the estimator."""
 
     total: float = 0.0
     weight: float = 0.0
 
-    def add(self, value: float, decay: float) -> float:
-        """Fade, add a value and return the mean. Mutates."""
-        self.total = self.total * decay + value
-        self.weight = self.weight * decay + 1.0
-        return self.total / self.weight
+    @property
+    def value(self) -> float:
+        """The mean; NaN before the first value."""
+        return self.total / self.weight if self.weight else float("nan")
+
+    def add(self, total: float, weight: float, decay: float) -> None:
+        """Fade, then add values that are ``total`` together and count for ``weight``. Mutates."""
+        self.total = self.total * decay + total
+        self.weight = self.weight * decay + weight
 
 
 NO_SCORE = Score()
@@ -145,8 +149,8 @@ class SurvivalEstimator:
         self._classes: dict[str, HazardCounts] = {}
         self._widths: dict[int, Score] = {}
         self._requests: dict[int, Score] = {}
-        self._usual_common = Decayed()
-        self._brier_sum = self._brier_weight = 0.0
+        self._usual_common = DecayedMean()
+        self._brier = DecayedMean()
         self._odds: dict[str, FloatArray] = {}
         self._memory_odds: list[float] = []
         self._num_steps = self._refresh_step = 0
@@ -159,7 +163,7 @@ class SurvivalEstimator:
     @property
     def brier_score(self) -> float:
         """Mean squared error of predicted hazards over recent trials; NaN before the first."""
-        return self._brier_sum / self._brier_weight if self._brier_weight else float("nan")
+        return self._brier.value
 
     def survival(self, rows: Sequence[RowState], draft_widths: Sequence[int]) -> FloatArray:
         """Return ``[draft widths, rows, widest - 1]`` probabilities, falling along each row.
@@ -273,7 +277,8 @@ class SurvivalEstimator:
         surprise = float(beyond.sum()) / spread if spread else 0.0
         # What the requests have in common is no merit of theirs, the more of them the surer.
         common = float(shifts.sum()) / (len(rows) + settings.crowd)
-        common -= self._usual_common.add(common, settings.common_decay**num_steps)
+        self._usual_common.add(common, 1.0, settings.common_decay**num_steps)
+        common -= self._usual_common.value
         by_traffic = (is_hit - self._row_hazards(rows, shifts - common, width)) * is_trial
         is_surprised = abs(surprise) > settings.surprise
         self._count(rows, is_trial, by_traffic, num_steps, is_surprised)
@@ -343,9 +348,8 @@ class SurvivalEstimator:
         self._odds.clear()
 
     def _score_predictions(self, beyond: FloatArray, is_trial: np.ndarray) -> None:
-        decay = self._settings.brier_decay
-        self._brier_sum = self._brier_sum * decay + float(np.sum(beyond**2))
-        self._brier_weight = self._brier_weight * decay + float(np.sum(is_trial))
+        total, weight = float(np.sum(beyond**2)), float(np.sum(is_trial))
+        self._brier.add(total, weight, self._settings.brier_decay)
 
 
 def _expected_information(hazards: FloatArray, rows: Sequence[RowOutcome]) -> FloatArray:
