@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from dflash_ops.attention import AttentionRow, Reach, StepAttention, Visible, plan_attention
+from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.family_layers import packed_layers
 from dflash_ops.fused_layer import PackedLayer
 from dflash_ops.norms import RootMeanSquareNorm
@@ -80,6 +81,7 @@ class DrafterEngine(Drafter):
             only. U layers are tapped for all drafters of the target together.
         index: which rows and ingests are this drafter's.
         taps: places of this drafter's K layers among the U, in its own order; None: these are all.
+        kernel: attention over ``pool``; None: torch's operators.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class DrafterEngine(Drafter):
         feature_pools: Sequence[Tensor],
         index: int = 0,
         taps: list[int] | None = None,
+        kernel: RowKernel | None = None,
     ) -> None:
         super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
         self.model = model
@@ -108,6 +111,7 @@ class DrafterEngine(Drafter):
         self._heads_per_kv = heads_per_kv(model.config)
         own_embedding = model.embed_tokens
         self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
+        self._kernel = kernel
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
@@ -152,7 +156,9 @@ class DrafterEngine(Drafter):
                 trees.add(offset + 1, drafted - 1, row)
             else:
                 chains.add(offset + 1, row.width - 1, row)
-        step = plan_attention(attention_rows, self._heads_per_kv, self.pool, self._reaches)
+        step = plan_attention(
+            attention_rows, self._heads_per_kv, self.pool, self._reaches, self._kernel
+        )
         if self._has_convolutions:
             places = [place for row in rows for place in range(row.drafted_width)]
             step.places = torch.tensor(places, device=device)

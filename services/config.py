@@ -107,7 +107,12 @@ class EngineArgs(Section):
     deterministic: bool = Field(
         False,
         description="Numbers are the same to the last bit whatever the policy, the batch and the chunks of "
-        "prompts; slower. Needs a CPU and a dense model whose weights are packed.",
+        "prompts; slower without a compiled kernel. Needs a CPU and a dense model whose weights are packed.",
+    )
+    kernel_folder: str | None = Field(
+        "~/.cache/dflash/kernels",
+        description="Where attention for float32 on a CPU is kept, which the system's C compiler makes at "
+        "the first start, if there is one; null: it is not made, and torch's operators are used.",
     )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash_ops.attention import GATHERED
+from dflash_ops.compiled_attention import RowKernel, row_kernel
 from dflash_ops.paging import PagedPool
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
@@ -22,6 +23,7 @@ from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
+from drafter.settings import heads_per_kv
 from services.drafter_kinds import DrafterKind
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
@@ -137,7 +139,14 @@ def build_verifier(
         taps,
         is_deterministic=spec.is_deterministic,
         grammars=grammars,
+        kernel=_kernel(spec, pool, target.num_heads // target.num_kv_heads),
     )
+
+
+def _kernel(spec: EngineSpec, pool: PagedPool, heads_per_kv: int) -> RowKernel | None:
+    if spec.kernel_folder is None:
+        return None
+    return row_kernel(pool, heads_per_kv, Path(spec.kernel_folder))
 
 
 def build_drafter(
@@ -166,4 +175,5 @@ def build_drafter(
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
     if isinstance(model, Eagle3Model):
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
-    return DrafterEngine(model, borrowed, pool, feature_pools, index, taps)
+    kernel = _kernel(spec, pool, heads_per_kv(config))
+    return DrafterEngine(model, borrowed, pool, feature_pools, index, taps, kernel)

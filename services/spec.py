@@ -63,6 +63,8 @@ class EngineSpec:
     verifier_threads: int
     drafter_threads: int
     is_deterministic: bool = False
+    kernel_folder: str | None = None
+    """Where compiled kernels are kept; None: nothing is compiled."""
     chain_width: int = 16
     """Longest block of drafters whose checkpoints know no limit."""
     ngram_match: tuple[int, int] = (2, 8)
@@ -100,6 +102,7 @@ def make_spec(args: AppArgs) -> EngineSpec:
         verifier_threads=args.verifier.num_threads,
         drafter_threads=args.drafter.num_threads,
         is_deterministic=args.engine.deterministic,
+        kernel_folder=args.engine.kernel_folder,
         chain_width=args.model.chain_width,
         ngram_match=args.model.ngram_match,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from dflash_ops.kernel_build import find_compiler
 from dflash_wire.ports import EngineLimits, StepRing
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
@@ -34,6 +35,8 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
         layout: how coordinator, drafter and verifier share processes.
     """
     kind = {"deterministic": True} if spec.is_deterministic else {}
+    if spec.kernel_folder is not None and find_compiler() is not None:
+        kind["compiled"] = True
     return {
         **kind,
         "layout": layout,

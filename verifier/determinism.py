@@ -1,6 +1,7 @@
 """Which targets give a token the same bits whatever stands beside it in a pass.
 
-Norms, activations and packed products work row by row; attention does in ``dflash_ops.tokenwise``. Dense
+Norms, activations and packed products work row by row; attention does in ``dflash_ops.compiled_attention``,
+and in ``dflash_ops.tokenwise`` where that is not to be had. Dense
 products and mixtures of experts do not: how they sum depends on how many rows there are.
 """
 

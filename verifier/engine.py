@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
+from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_ops.tokenwise import plan_tokenwise
@@ -44,6 +45,7 @@ class VerifierEngine:
         target_layer_ids: tapped layers, in the drafter's order.
         is_deterministic: give tokens the same bits whatever stands beside them.
         grammars: compiled for the target's vocabulary; None: no request may have one.
+        kernel: attention over ``pool``; it is deterministic unasked. None: torch's operators.
 
     Raises:
         ConfigError: that is not possible with this target.
@@ -58,6 +60,7 @@ class VerifierEngine:
         *,
         is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
+        kernel: RowKernel | None = None,
     ) -> None:
         if is_deterministic:
             check_deterministic(target)
@@ -67,6 +70,7 @@ class VerifierEngine:
         self.feature_pool = feature_pool
         self.target_layer_ids = target_layer_ids
         self.grammars = grammars
+        self._kernel = kernel
         self._slots = SlotPool(target.vocab_size, target.device, grammars)
         self.num_guided_tokens = 0
         """Committed under a grammar."""
@@ -130,11 +134,11 @@ class VerifierEngine:
                 visible, depths = ancestor_mask(p.parents), p.depths
             start = p.row.start_position
             rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
-        if self._is_deterministic:
+        if self._is_deterministic and (self._kernel is None or self.target.reaches is not None):
             plan = plan_tokenwise(rows, self.pool, self.target.reaches)
             return StepAttention([], tokenwise=plan)
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
-        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches)
+        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches, self._kernel)
 
     def _token_ids(self, packed: list[PackedRow]) -> Tensor:
         ids: list[int] = []

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dflash_ops.compiled_attention import CompiledPlan, RowKernel
 from dflash_ops.paging import ContextReader, PagedPool
 from dflash_ops.tokenwise import TokenwisePlan, attend_tokenwise
 from dflash_ops.visibility import (
@@ -87,6 +88,8 @@ class StepAttention:
     """Of every layer, where they differ; ``groups`` is the first layer's."""
     tokenwise: TokenwisePlan | None = None
     """In place of ``groups``, where tokens may not depend on what stands beside them."""
+    compiled: CompiledPlan | None = None
+    """In place of ``groups``, where a kernel takes all rows at once."""
     places: Tensor | None = None
     """``[T]`` int64, each token's place in its row, for layers that look at the tokens before."""
 
@@ -96,6 +99,7 @@ def plan_attention(
     heads_per_kv: int,
     pool: PagedPool,
     reaches: Sequence[Reach] | None = None,
+    kernel: RowKernel | None = None,
 ) -> StepAttention:
     """Prepare a pass over ``rows``.
 
@@ -104,7 +108,10 @@ def plan_attention(
         heads_per_kv: H / G.
         pool: where the context is; queries have its type.
         reaches: of every layer; None: all see what rows say.
+        kernel: for the same pool, taken where it can do what rows and layers need.
     """
+    if reaches is None and kernel is not None and (plan := kernel.plan(rows)) is not None:
+        return StepAttention([], compiled=plan)
     if reaches is None:
         return StepAttention(_groups(rows, heads_per_kv, pool, EVERYTHING))
     kinds = {reach: _groups(rows, heads_per_kv, pool, reach) for reach in dict.fromkeys(reaches)}
@@ -279,6 +286,9 @@ def attend_packed(
     if step.tokenwise is not None:
         assert sinks is None  # such layers are refused at start
         return attend_tokenwise(query, step_kv, step.tokenwise, layer_idx, scale)
+    if step.compiled is not None:
+        assert sinks is None  # layers with sinks have windows too
+        return step.compiled.attend(query, step_kv, layer_idx, scale)
     groups = step.groups if step.by_layer is None else step.by_layer[layer_idx]
     if len(groups) == 1:  # all tokens in their order
         return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks)

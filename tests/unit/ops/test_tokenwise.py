@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from attention_rows import tree
 from torch import Tensor
 
 from dflash_ops.attention import StepAttention, attend_packed, plan_attention
@@ -27,16 +28,6 @@ def make_pool() -> PagedPool:
     pool = PagedPool(2, NUM_PAGES, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, torch.float32, device)
     pool.data.normal_()
     return pool
-
-
-def tree(width: int, chance: random.Random) -> tuple[Tensor, list[int]]:
-    mask = torch.eye(width, dtype=torch.bool)
-    depths = [0] * width
-    for node in range(1, width):
-        parent = chance.randrange(node)
-        mask[node] |= mask[parent]
-        depths[node] = depths[parent] + 1
-    return mask, depths
 
 
 def random_rows(chance: random.Random) -> list[AttentionRow]:

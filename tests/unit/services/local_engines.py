@@ -42,7 +42,7 @@ class Collector:
         return self.chunks[request_id][0].num_cached_tokens or 0
 
 
-def build_engines(**engine_args: int) -> tuple[LocalRing, EngineLimits]:
+def build_engines(**engine_args: object) -> tuple[LocalRing, EngineLimits]:
     """The engines of ``config.yaml``, its ``engine`` section changed."""
     torch.set_num_threads(1)
     args = read_app_args(ROOT / "config.yaml")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from local_engines import Collector, build_engines, encoded_prompts, run
 
+from dflash_ops.kernel_build import find_compiler
 from dflash_wire.ports import EngineLimits
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.records import GenerationRequest, SamplingParams
@@ -17,13 +19,26 @@ from services.local import LocalRing
 pytestmark = pytest.mark.unit
 
 MAX_TOKENS = 30
+
+
+class Kind(NamedTuple):
+    """How attention is done."""
+
+    is_deterministic: bool
+    is_compiled: bool
+
+
+compiled = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
 Told = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs] | None]
 
 
 @cache
-def engines(is_deterministic: bool) -> tuple[LocalRing, EngineLimits]:
+def engines(kind: Kind) -> tuple[LocalRing, EngineLimits]:
     """Few positions per step: in company prompts are cut into other chunks than alone."""
-    return build_engines(deterministic=is_deterministic, max_step_positions=48, num_pages=512)
+    changed: dict[str, object] = {} if kind.is_compiled else {"kernel_folder": None}
+    return build_engines(
+        deterministic=kind.is_deterministic, max_step_positions=48, num_pages=512, **changed
+    )
 
 
 def request(
@@ -41,9 +56,9 @@ def request(
     )
 
 
-def told(is_deterministic: bool, mine: list[GenerationRequest], others: int) -> dict[str, Told]:
+def told(kind: Kind, mine: list[GenerationRequest], others: int) -> dict[str, Told]:
     """Run ``mine`` among ``others`` and return all that is said of their tokens."""
-    ring, limits = engines(is_deterministic)
+    ring, limits = engines(kind)
     sink = Collector()
     coordinator = Coordinator(ring, sink, limits, "static:8")
     prompts = encoded_prompts("mixed")
@@ -71,19 +86,23 @@ def told(is_deterministic: bool, mine: list[GenerationRequest], others: int) -> 
     return result
 
 
-def runs(is_deterministic: bool, temperature: float) -> tuple[Told, list[Told]]:
+def runs(kind: Kind, temperature: float) -> tuple[Told, list[Told]]:
     """Return what is told of a request alone under ``off``, and under other policies in company."""
     prompt = encoded_prompts("mixed")[3][:150]
-    alone = told(is_deterministic, [request("a", prompt, "off", temperature)], 0)["a"]
+    alone = told(kind, [request("a", prompt, "off", temperature)], 0)["a"]
     policies = ("off", "static:8", "static:16", "static-tree:24")
     mine = [request(f"m{i}", prompt, policy, temperature) for i, policy in enumerate(policies)]
-    together = told(is_deterministic, mine, 5)
+    together = told(kind, mine, 5)
     return alone, [together[one.request_id] for one in mine]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_alone_and_in_company_are_the_same_bits(temperature: float) -> None:
-    alone, together = runs(True, temperature)
+@pytest.mark.parametrize(
+    "kind", [Kind(True, True), Kind(True, False), pytest.param(Kind(False, True), marks=compiled)]
+)
+def test_alone_and_in_company_are_the_same_bits(kind: Kind, temperature: float) -> None:
+    """The compiled kernel gives the same bits unasked."""
+    alone, together = runs(kind, temperature)
     assert len(alone[0]) == len(alone[1]) == MAX_TOKENS
     assert alone[2] is not None and len(alone[2]) == 149
     for one in together:
@@ -92,6 +111,6 @@ def test_alone_and_in_company_are_the_same_bits(temperature: float) -> None:
 
 def test_without_it_the_last_bits_differ() -> None:
     """Else the test above would pass whatever we do."""
-    alone, together = runs(False, 0.0)
+    alone, together = runs(Kind(False, False), 0.0)
     assert [one[0] for one in together] == [alone[0]] * len(together)
     assert [one[1] for one in together] != [alone[1]] * len(together)

@@ -1,0 +1,170 @@
+"""The compiled kernel: the numbers of torch's operators, the same bits however tokens are packed, and no harm
+where it cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from attention_rows import random_rows, tree
+from torch import Tensor
+
+from dflash_ops import compiled_attention, kernel_build
+from dflash_ops.attention import attend_packed, plan_attention
+from dflash_ops.compiled_attention import RowKernel, row_kernel
+from dflash_ops.kernel_build import find_compiler, load_library
+from dflash_ops.paging import PagedPool
+from dflash_ops.visibility import AttentionRow, Reach, Visible
+
+pytestmark = pytest.mark.unit
+
+SCALE = 0.3
+NUM_PAGES = 120
+SHAPES = [(48, 2, 2, 16), (16, 1, 4, 4), (64, 2, 1, 16), (128, 1, 8, 7), (32, 2, 3, 5)]
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+def make_pool(head_dim: int, num_kv_heads: int, page_size: int) -> PagedPool:
+    device = torch.device("cpu")
+    pool = PagedPool(2, NUM_PAGES, page_size, num_kv_heads, head_dim, torch.float32, device)
+    pool.data.normal_(generator=torch.Generator().manual_seed(1))
+    return pool
+
+
+def kernel_for(pool: PagedPool, heads_per_kv: int, folder: Path) -> RowKernel:
+    kernel = row_kernel(pool, heads_per_kv, folder)
+    assert kernel is not None
+    return kernel
+
+
+def tokens(rows: list[AttentionRow], pool: PagedPool, heads_per_kv: int) -> tuple[Tensor, Tensor]:
+    """Queries, which lie beside keys as in a layer, and keys with values."""
+    count = sum(row.width for row in rows)
+    groups, dim = pool.data.shape[3], pool.data.shape[4]
+    generator = torch.Generator().manual_seed(count)
+    beside = torch.randn(count, groups * (heads_per_kv + 1), dim, generator=generator)
+    return beside[:, : groups * heads_per_kv], torch.randn(
+        count, 2, groups, dim, generator=generator
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize(("head_dim", "groups", "heads_per_kv", "page_size"), SHAPES)
+def test_as_torchs_operators(
+    head_dim: int, groups: int, heads_per_kv: int, page_size: int, folder: Path
+) -> None:
+    pool = make_pool(head_dim, groups, page_size)
+    kernel = kernel_for(pool, heads_per_kv, folder)
+    for seed in range(25):
+        rows = random_rows(random.Random(seed), NUM_PAGES, page_size)
+        query, own = tokens(rows, pool, heads_per_kv)
+        plans = [plan_attention(rows, heads_per_kv, pool, kernel=used) for used in (None, kernel)]
+        assert plans[1].compiled is not None and not plans[1].groups
+        expected, got = (attend_packed(query, own, plan, 1, SCALE) for plan in plans)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+        assert plans[1].step_kv[0] is own
+
+
+@needs_compiler
+@pytest.mark.parametrize("context", [0, 3, 16, 45])
+def test_bits_of_a_token_depend_on_its_keys_alone(context: int, folder: Path) -> None:
+    """A chain of 21 tokens: alone in one row, one by one behind pages, and as a path of a tree in company."""
+    pool = make_pool(48, 2, 16)
+    kernel = kernel_for(pool, 2, folder)
+    length, pages = 21, list(range(8))
+    row = AttentionRow(0, length, pages, context, Visible.CAUSAL)
+    query, own = tokens([row], pool, 2)
+    whole = attend_packed(query, own, plan_attention([row], 2, pool, kernel=kernel), 0, SCALE)
+    behind = pool.slots(pages, context, context + length)
+    pool.write(behind, torch.stack([own, own]))
+    for i in range(length):
+        one = AttentionRow(0, 1, pages, context + i, Visible.CAUSAL)
+        alone = plan_attention([one], 2, pool, kernel=kernel)
+        again = attend_packed(query[i : i + 1], own[i : i + 1], alone, 0, SCALE)
+        assert torch.equal(again[0], whole[i]), i
+
+    # Every second node of a tree is the chain's next token; the others hang beside it.
+    mask = torch.eye(2 * length, dtype=torch.bool)
+    for node in range(1, 2 * length):
+        parent = node - 1 if node % 2 else node - 2
+        mask[node] |= mask[parent]
+    nodes = AttentionRow(3, 2 * length, pages, context, mask, [n // 2 for n in range(2 * length)])
+    company = AttentionRow(0, 3, [50], 5, Visible.CAUSAL)
+    queries, owns = tokens([company, nodes], pool, 2)
+    queries[3::2], owns[3::2] = query, own
+    planned = plan_attention([company, nodes], 2, pool, kernel=kernel)
+    assert torch.equal(attend_packed(queries, owns, planned, 0, SCALE)[3::2], whole)
+
+
+@needs_compiler
+def test_what_it_cannot_do_is_left_to_the_operators(folder: Path) -> None:
+    pool = make_pool(48, 2, 16)
+    kernel = kernel_for(pool, 2, folder)
+    row = AttentionRow(0, 2, [0, 1], 20, Visible.CAUSAL)
+    unread = AttentionRow(0, 2, [0, 1], 20, Visible.CAUSAL, num_unread=3)
+    assert plan_attention([row], 2, pool, [Reach(window=4)] * 2, kernel).compiled is None
+    assert plan_attention([unread], 2, pool, kernel=kernel).compiled is None
+    assert row_kernel(make_pool(24, 2, 16), 2, folder) is None
+    half = PagedPool(1, 4, 16, 2, 48, torch.bfloat16, torch.device("cpu"))
+    assert row_kernel(half, 2, folder) is None
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Libraries are looked for anew."""
+    compiled_attention._compiled.cache_clear()
+    yield
+    compiled_attention._compiled.cache_clear()
+
+
+def test_without_a_compiler_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler --flag")
+    assert find_compiler() is None
+    assert row_kernel(make_pool(48, 2, 16), 2, tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.c"
+    broken.write_text("int x = ;", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert load_library(broken, tmp_path / "made", {}) is None
+    assert "broken.c is not compiled" in caplog.text and "error" in caplog.text
+    monkeypatch.setattr(kernel_build, "TIMEOUT_S", 0.0)
+    assert load_library(compiled_attention.SOURCE, tmp_path / "other", {"DIM": 16}) is None
+
+
+@needs_compiler
+def test_it_is_built_once_and_anew_when_damaged(tmp_path: Path) -> None:
+    assert load_library(compiled_attention.SOURCE, tmp_path, {"DIM": 16}) is not None
+    (library,) = tmp_path.iterdir()
+    before = library.stat().st_mtime_ns
+    assert load_library(compiled_attention.SOURCE, tmp_path, {"DIM": 16}) is not None
+    assert library.stat().st_mtime_ns == before
+    copied = shutil.copytree(tmp_path, tmp_path.with_name("damaged"))
+    copied.joinpath(library.name).write_bytes(
+        b""
+    )  # never loaded: a loaded one must not be written to
+    assert load_library(compiled_attention.SOURCE, copied, {"DIM": 16}) is not None
+
+
+def test_masks_of_trees_are_paths() -> None:
+    """What the kernel takes for granted: along a mask's row, ancestors stand in their order."""
+    mask, depths = tree(20, random.Random(3))
+    for node, seen in enumerate(mask):
+        assert [depths[i] for i in torch.nonzero(seen)[:, 0]] == list(range(depths[node] + 1))
