@@ -36,7 +36,8 @@ COVERED_BY = {
     "tool_choice": [
         "test_grammars.py::test_calls_that_are_demanded_are_forced",
         "test_tools.py::test_refusals",
-        "test_tools.py::test_strict_is_listed_as_ignored",
+        "test_grammars.py::test_a_strict_tool_is_called_by_its_schema_or_not_at_all",
+        "test_grammars.py::test_strict_tools_that_cannot_be_forced_are_refused",
     ],
     "reasoning_content": ["test_tools.py::test_a_whole_answer_is_taken_apart"],
     "user": ["test_parameters.py::test_labels_of_the_client_are_accepted_and_not_ignored"],
