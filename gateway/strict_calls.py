@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from dflash_wire.errors import InvalidRequestError
 from gateway.call_forms import STYLES, arguments_schema, call_tag
 from gateway.grammars import ANY_OBJECT, ANY_TEXT, SPACES, Guide, Json, regex_form, sequence_of
 from gateway.parsers.held_text import WHITESPACE
@@ -30,12 +31,18 @@ def strict_guide(
         only_one: end behind the first call.
 
     Raises:
+        InvalidRequestError: another tool has a strict one's name.
         UnsupportedParameterError: a strict tool's schema says what cannot be forced.
     """
     style = output_format.tools
     strict = [index for index, tool in enumerate(tools) if tool.function.strict]
     if style is None or not strict:
         return None
+    names = [tool.function.name for tool in tools]
+    for index in strict:
+        if names.count(names[index]) > 1:
+            place = f"tools[{index}].function.name"
+            raise InvalidRequestError(f"{place}: a strict tool's name must be its own.", place)
     tags = [
         call_tag(style, tool, arguments_schema(index, tool) if index in strict else ANY_OBJECT)
         for index, tool in enumerate(tools)
@@ -43,7 +50,6 @@ def strict_guide(
     if style == "hermes":
         form = _calls_anywhere(tags, only_one)
     else:
-        names = [tool.function.name for tool in tools]
         markers = [PYTHON_TAG, *([THINK] if output_format.reasoning else [])]
         calls = {
             "type": "tags_with_separator",

@@ -222,6 +222,8 @@ async def test_strict_tools_that_cannot_be_forced_are_refused(
     ):
         error = (await served.chat(tools=[OTHER, tool])).json()["error"]
         assert (error["code"], error["param"]) == (code, param)
+    error = (await checked.chat(tools=[ADD, strict(ADD)])).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "tools[1].function.name")
 
 
 async def test_llama_has_another_style(settings: GatewaySettings) -> None:
