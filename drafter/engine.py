@@ -138,7 +138,7 @@ class DrafterEngine(Drafter):
 
         Returns:
             the first ``width - 1`` draft tokens of each row, for the rest would not be verified, with what
-            they were sampled from if the row rejects, or a tree of the whole block.
+            they were sampled from if the row samples them, or a tree of the whole block.
         """
         device = self.pool.device
         token_ids: list[int] = []
@@ -186,7 +186,7 @@ class DrafterEngine(Drafter):
 
     def _sample_again(self, logits: Tensor, runs: list[SamplingRun], drafts: list[Draft]) -> None:
         """Replace the drafts of rows that are sampled by rejection. Mutates ``drafts``."""
-        mine = [i for i, r in enumerate(runs) if r.params.rejects and r.params.temperature > 0]
+        mine = [i for i, r in enumerate(runs) if r.params.samples_drafts]
         if mine:
             for i, draft in zip(mine, sample_drafts(logits, [runs[i] for i in mine]), strict=True):
                 drafts[i] = draft

@@ -123,7 +123,7 @@ class NgramDrafter(Drafter):
             # Longer matches are right more often; how often, the calibration of scores finds out.
             scores = [-(depth + 1) / length for depth in range(len(drafts))]
             return DraftTree(drafts, list(range(len(drafts))), scores)
-        if row.sampling.rejects and row.sampling.temperature > 0:
+        if row.sampling.samples_drafts:
             certain = [Proposal([token_id], [1.0]) for token_id in drafts]
             return SampledDraft(drafts, packed_proposals(certain))
         return drafts

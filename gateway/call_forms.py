@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gateway.grammars import Json, json_form
 from gateway.json_schemas import checked_schema
@@ -41,28 +41,41 @@ def call_form(tools: Sequence[Tool], style: str, only_one: bool, name: str | Non
     Raises:
         UnsupportedParameterError: a schema says what cannot be forced.
     """
-    begin, middle, end, separator = STYLES[style]
     tags = [
-        {
-            "type": "tag",
-            "begin": begin + json.dumps(tool.function.name, ensure_ascii=False) + middle,
-            "content": json_form(_arguments(index, tool)),
-            "end": end,
-        }
+        call_tag(style, tool, arguments_schema(index, tool))
         for index, tool in enumerate(tools)
         if name is None or tool.function.name == name
     ]
     return {
         "type": "tags_with_separator",
         "tags": tags,
-        "separator": separator,
+        "separator": STYLES[style].separator,
         "at_least_one": True,
         "stop_after_first": only_one,
     }
 
 
-def _arguments(index: int, tool: Tool) -> dict[str, Any] | bool:
-    """The schema of a tool's arguments, which are an object."""
+def call_tag(style: str, tool: Tool, schema: Json | bool) -> Json:
+    """Return the form of a call of ``tool`` whose arguments follow ``schema``."""
+    begin, middle, end, _ = STYLES[style]
+    return {
+        "type": "tag",
+        "begin": begin + json.dumps(tool.function.name, ensure_ascii=False) + middle,
+        "content": json_form(schema),
+        "end": end,
+    }
+
+
+def arguments_schema(index: int, tool: Tool) -> Json | bool:
+    """Return the schema of a tool's arguments, which are an object.
+
+    Args:
+        index: of the tool in the request.
+
+    Raises:
+        InvalidRequestError: it is too large.
+        UnsupportedParameterError: it says what cannot be forced.
+    """
     schema = tool.function.parameters
     if not schema:
         return {"type": "object", "properties": {}}

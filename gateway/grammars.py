@@ -29,6 +29,8 @@ class Guide(NamedTuple):
 
     form: Json
     param: str
+    is_free: bool = False
+    """Nothing is demanded: an answer may end anywhere, but inside of what it has begun."""
 
 
 def answer_guide(body: GenerationBody) -> Guide | None:
@@ -91,6 +93,9 @@ def _of_structured_outputs(body: GenerationBody) -> list[Guide | None]:
 
 
 ANY_OBJECT: Json = {"type": "object", "additionalProperties": True}
+ANY_TEXT: Json = {"type": "any_text"}
+SPACES = "[ \\t\\r\\n]*"
+"""What parsers pass over, as a regular expression."""
 
 
 def json_form(schema: Json | bool) -> Json:
@@ -105,7 +110,7 @@ def _schema_guide(schema: Schema | None, param: str) -> Guide | None:
 
 
 def _regex_guide(pattern: str | None, param: str) -> Guide | None:
-    return None if pattern is None else Guide({"type": "regex", "pattern": pattern}, param)
+    return None if pattern is None else Guide(regex_form(pattern), param)
 
 
 def _ebnf_guide(grammar: str | None, param: str) -> Guide | None:
@@ -133,23 +138,35 @@ def _tag_guide(text: str | None, param: str) -> Guide | None:
     return Guide(tag["format"], param)
 
 
-def behind_reasoning(form: Json, must_reason: bool) -> Json:
-    """Return a form whose beginning is what the model thinks.
+def regex_form(pattern: str) -> Json:
+    """Return the form of texts that match a regular expression."""
+    return {"type": "regex", "pattern": pattern}
+
+
+def sequence_of(*forms: Json) -> Json:
+    """Return the form of texts that are made of these parts."""
+    return {"type": "sequence", "elements": list(forms)}
+
+
+def behind_reasoning(guide: Guide, must_reason: bool) -> Guide:
+    """Return a guide of outputs whose beginning is what the model thinks.
 
     Args:
-        form: of the answer behind it.
+        guide: of the answer behind it.
         must_reason: the prompt has opened the reasoning; else the model may, or may answer at once.
     """
-    thought = [
-        {"type": "any_text", "excludes": [END_THINK]},
-        {"type": "const_string", "value": END_THINK},
-        {"type": "regex", "pattern": "\\n{0,2}"},  # as models write it; it belongs to neither part
-        form,
-    ]
-    if must_reason:
-        return {"type": "sequence", "elements": thought}
-    opened = [{"type": "const_string", "value": THINK}, *thought]
-    return {"type": "or", "elements": [form, {"type": "sequence", "elements": opened}]}
+    answer = guide.form
+    thought: Json = {**ANY_TEXT, "excludes": [END_THINK]}
+    newlines = regex_form("\\n{0,2}")  # as models write it; they belong to neither part
+    form = sequence_of(thought, {"type": "const_string", "value": END_THINK}, newlines, answer)
+    if guide.is_free:
+        form = {"type": "or", "elements": [thought, form]}
+    if not must_reason:
+        # Where the answer is free, so is what the parser of reasoning passes over.
+        space = [regex_form(SPACES)] if guide.is_free else []
+        opened = sequence_of(*space, {"type": "const_string", "value": THINK}, form)
+        form = {"type": "or", "elements": [answer, opened]}
+    return guide._replace(form=form)
 
 
 def grammar_text(form: Json) -> str:
@@ -173,7 +190,7 @@ async def guided(
         InvalidRequestError: it is no grammar, or one that would take too long.
         UnsupportedParameterError: this server has no guided decoding.
     """
-    form, param = guide
+    form, param = guide.form, guide.param
     if state.grammar_check is None or not state.settings.eos_token_ids:
         raise UnsupportedParameterError(
             f"{param}: this server has no guided decoding for its model.", param

@@ -120,7 +120,7 @@ def _places(
             yield f"messages[{index}].", message.extras, _MESSAGE
         for index, tool in enumerate(body.tools or []):
             yield f"tools[{index}].", tool.extras, {}
-            yield f"tools[{index}].function.", tool.function.ignored, {}
+            yield f"tools[{index}].function.", tool.function.extras, {}
 
 
 def is_neutral(value: object, neutral: Neutral) -> bool:

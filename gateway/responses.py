@@ -293,7 +293,7 @@ def stats_object(plan: SequencePlan, stats: GenerationStats, default_policy: str
     drafter = drafter_label(policy, plan.request.drafter)
     values = {name: getattr(stats, name) for name in _STATS_FIELDS}
     sampling = plan.request.sampling
-    mode = {"sampling": "rejection"} if sampling.rejects else {}
+    mode = {"sampling": "rejection"} if sampling.samples_drafts else {}
     return {"policy": policy, "drafter": drafter, "seed": sampling.seed, **mode, **values}
 
 

@@ -91,6 +91,8 @@ def _tool(index: int, tool: pb.Tool) -> Json:
     function: Json = {"name": tool.name}
     if tool.HasField("description"):
         function["description"] = tool.description
+    if tool.HasField("strict"):
+        function["strict"] = tool.strict
     if tool.HasField("parameters_json"):
         try:
             function["parameters"] = json.loads(tool.parameters_json)

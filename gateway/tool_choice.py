@@ -13,6 +13,7 @@ from gateway.parsers.registry import OutputFormat, ParsePlan
 from gateway.parsers.think_tags import END_THINK, THINK
 from gateway.schemas import ChatCompletionBody
 from gateway.state import GatewayState
+from gateway.strict_calls import strict_guide
 from gateway.tool_schemas import NamedChoice, Tool
 
 
@@ -47,7 +48,8 @@ def offered_tools(body: ChatCompletionBody, output_format: OutputFormat) -> Sequ
 def chat_guide(
     body: ChatCompletionBody, tools: Sequence[Tool], output_format: OutputFormat
 ) -> Guide | None:
-    """Return what an answer must be: calls that are demanded, else the form that is asked for.
+    """Return what an answer must be: calls that are demanded, else the form that is asked for, else anything
+    in which calls of strict tools follow their schemas.
 
     Args:
         tools: those that the model is told of. Where it may call them, an answer of a form may be calls.
@@ -66,7 +68,7 @@ def chat_guide(
         return Guide(call_form(tools, style, only_one), "tool_choice")
     guide = answer_guide(body)
     if guide is None:
-        return None
+        return strict_guide(tools, output_format, only_one)
     either = [guide.form, call_form(tools, style, only_one)]
     return guide._replace(form={"type": "or", "elements": either})
 
@@ -77,7 +79,7 @@ def reasoned(
     """Return the guide of a whole output: what the model thinks, where it does, is free."""
     if parse is None or parse.reasoning is None or tokenizer.ends_with(prompt, END_THINK):
         return guide
-    return guide._replace(form=behind_reasoning(guide.form, parse.starts_in_reasoning))
+    return behind_reasoning(guide, parse.starts_in_reasoning)
 
 
 def plan_parsing(

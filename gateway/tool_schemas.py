@@ -67,13 +67,10 @@ class Function(StrictBody):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON Schema of the arguments.")
     strict: bool | None = Field(
-        None, description="Accepted, and listed as ignored: nothing constrains the arguments."
+        None,
+        description="Arguments follow `parameters` in every call. Calls that `tool_choice` or a form "
+        "demands follow them anyhow.",
     )
-
-    @property
-    def ignored(self) -> Json:
-        """Fields that change nothing here."""
-        return self.extras | ({"strict": True} if self.strict else {})
 
 
 class Tool(StrictBody):

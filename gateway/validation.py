@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from dflash_wire.drafters import DEFAULT_DRAFTER, NO_DRAFTER, find_drafter
 from dflash_wire.errors import ContextLengthError, InvalidRequestError
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.choice_seeds import SEED_RANGE, choice_seed
 from gateway.errors import ModelNotFoundError
 from gateway.parsers.registry import ParsePlan
@@ -250,7 +251,7 @@ def sampling_params(body: GenerationBody, settings: GatewaySettings) -> Sampling
         top_k=min(max(top_k, 0), settings.vocab_size),
         seed=seed,
         min_p=defaults.min_p if body.min_p is None else body.min_p,
-        rejects=temperature > 0 and (defaults.rejects if mode is None else mode == "rejection"),
+        rejects=defaults.rejects if mode is None else mode == "rejection",
     )
 
 

@@ -24,13 +24,8 @@ from dataclasses import asdict, dataclass
 
 from dflash_wire.codec import decode_plan, encode_chunks, encode_plan
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import (
-    GenerationRequest,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-    TokenChunk,
-)
+from dflash_wire.records import GenerationRequest, StepPlan, StepResult, TokenChunk
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator import Coordinator
 from services.local import ONE_AFTER_ANOTHER
 

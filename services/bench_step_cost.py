@@ -21,7 +21,8 @@ import torch
 from tqdm import tqdm
 
 from dflash_wire.errors import ConfigError
-from dflash_wire.records import DraftResult, Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.engine import DrafterEngine
 from services.config import AppArgs
 from services.local import LocalRing, build_local_ring

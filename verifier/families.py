@@ -33,6 +33,7 @@ def load_target_config(path: str) -> Any:
             f"target family {config.model_type!r} is not supported; supported are "
             f"{', '.join(SUPPORTED_MODEL_TYPES)}"
         )
+    _refuse_quantised(config)
     kinds = layer_kinds(config)
     if unknown := set(kinds) - {FULL, SLIDING}:
         raise ConfigError(f"target layer types {sorted(unknown)} are not supported yet")
@@ -61,6 +62,16 @@ def _refuse_running_state(config: Any) -> None:
         raise ConfigError(
             f"target family {config.model_type!r} has layers of types {', '.join(running)}, whose running "
             "state cannot take rejected drafts back; they are not supported yet (docs/adr/0018)"
+        )
+
+
+def _refuse_quantised(config: Any) -> None:
+    """Layers are fused out of plain weights, and a quantised head would not be the drafter's."""
+    values = getattr(config, "quantization_config", None) or {}
+    method = values.get("quant_method") if isinstance(values, dict) else str(values)
+    if method not in (None, "mxfp4"):  # as gpt-oss is published; transformers decides there
+        raise ConfigError(
+            f"target weights quantised by {method!r} are not supported; name a folder with plain ones"
         )
 
 

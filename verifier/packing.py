@@ -53,8 +53,7 @@ class PackedRow:
     @property
     def rejects(self) -> bool:
         """Whether drafts are kept by chance."""
-        params = self.row.sampling
-        return params.rejects and params.temperature > 0 and bool(self.draft_token_ids)
+        return self.row.sampling.samples_drafts and bool(self.draft_token_ids)
 
 
 def with_drafts(row: PackedRow, draft_token_ids: list[int]) -> PackedRow:

@@ -48,16 +48,11 @@ class _Chain:
     proposals: bytes = b""
     scores: list[float] = field(default_factory=list)
 
-    @property
-    def rejects(self) -> bool:
-        """Whether its drafts are sampled by themselves."""
-        return self.row.sampling.rejects and self.row.sampling.temperature > 0
-
     def draft(self) -> Draft:
         """The finished chain, in the form that the row wants."""
         if self.row.is_tree:
             return DraftTree(self.token_ids, list(range(len(self.token_ids))), self.scores)
-        if self.rejects:
+        if self.row.sampling.samples_drafts:
             return SampledDraft(self.token_ids, self.proposals)
         return self.token_ids
 
@@ -222,7 +217,7 @@ class Eagle3Drafter(Drafter):
         apply_biases(logits, [(r, b) for r, b in zip(runs, biased, strict=True) if b is not None])
         chosen = choose_tokens(logits, runs)
         token_ids: list[int] = chosen.tolist()
-        rejecting = [i for i, chain in enumerate(chains) if chain.rejects]
+        rejecting = [i for i, chain in enumerate(chains) if chain.row.sampling.samples_drafts]
         if rejecting:
             sampled = sample_drafts(logits, [runs[i] for i in rejecting])
             for i, (drafts, proposals) in zip(rejecting, sampled, strict=True):

@@ -19,7 +19,7 @@ def traffic_class(drafter: int, request: GenerationRequest) -> str:
     sampling, processors = request.sampling, request.processors
     temperature = sampling.temperature
     heat = "greedy" if temperature == 0 else "warm" if temperature <= WARM else "hot"
-    mode = ":rejection" if sampling.rejects and temperature > 0 else ""
+    mode = ":rejection" if sampling.samples_drafts else ""
     form = ":guided" if processors is not None and processors.grammar else ""
     return f"{drafter}:{heat}{mode}{form}"
 

@@ -139,8 +139,9 @@ class WidthChooser:
         if not 1 <= wanted <= (self._max_tree_positions if policy.is_tree else most):
             raise ValueError(f"policy {policy.name} asked for width {wanted}")
         drafted = cycle_width(min(wanted, most), sequence.num_remaining)
-        rejects = sequence.request.sampling.rejects  # from a tree nothing is sampled by rejection
-        if policy.is_tree and drafted > 1 and not rejects:  # what remains limits its depth
+        # From a tree nothing is sampled by rejection.
+        samples_drafts = sequence.request.sampling.samples_drafts
+        if policy.is_tree and drafted > 1 and not samples_drafts:  # what remains limits its depth
             return RowWidth(sequence, wanted, drafted, is_tree=True)
         return RowWidth(sequence, drafted, drafted)
 
@@ -192,7 +193,7 @@ class WidthChooser:
         return has_room and all(
             row.drafter == drafter
             and self.policy_of(row) is ADAPTIVE
-            and not row.request.sampling.rejects
+            and not row.request.sampling.samples_drafts
             for row in rows
         )
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops.noise import gumbel_noise
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 
 LEAST_TEMPERATURE = 1e-5
 """Of a smaller one the scores would be infinite, or no number; this one is greedy in all but name."""

@@ -15,11 +15,11 @@ from dflash_wire.records import (
     GenerationRequest,
     Ingest,
     Row,
-    SamplingParams,
     StepPlan,
     StepResult,
     TokenChunk,
 )
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PREFILL, SAMPLES, TREE = 1, 2, 4

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from dflash_wire.processors import Processors, RowExtras, TokenLogprobs
+from dflash_wire.sampling import GREEDY, SamplingParams
 from dflash_wire.trees import NodeBudget, TreeOutcome
 
 PerRow = TypeVar("PerRow", list[int], bytes)
@@ -28,34 +29,13 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the target's next token is chosen. ``temperature == 0`` is greedy.
-
-    ``seed`` is always set: with the position it fixes the noise (DESIGN "coupled" sampling), so the
-    output is a function of model, prompt, parameters and seed alone.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps the whole vocabulary."""
-    seed: int = 0
-    """0 <= seed < 2**63."""
-    min_p: float = 0.0
-    """Least probability of a candidate, as a share of the likeliest one's."""
-    rejects: bool = False
-    """Drafts are sampled by themselves and corrected by rejection: then the output is distributed as plain
-    decoding's, but depends on widths. False: ``coupled``."""
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate: what the gateway hands to the coordinator."""
 
     request_id: str
     prompt_token_ids: list[int]
     max_tokens: int
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = GREEDY
     stop_token_ids: list[int] = field(default_factory=list)
     """Ids that end the sequence; end-of-sequence ids are added by the gateway unless ``ignore_eos``."""
     policy: str | None = None
@@ -201,7 +181,7 @@ class Row:
     width: int = 1
     is_prefill: bool = False
     samples: bool = True
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = GREEDY
     drafter: int = 0
     """Index of the drafter that drafts a verify row wider than 1."""
     draft_width: int = 0

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from served_app import SMALL, Output, ServedApp, changed, running
 
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
 from services.config import AppArgs

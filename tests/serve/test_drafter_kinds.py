@@ -9,7 +9,8 @@ import pytest
 from eagle_checkpoint import save_random_eagle_for
 from served_app import ROOT, ServedApp, changed, running, snapshot
 
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
 from services.config import AppArgs

@@ -153,6 +153,44 @@ async def test_calls_are_forced(served: ServedApp, client: openai.AsyncOpenAI, p
     Draft202012Validator(schemas[call.function.name]).validate(arguments)
 
 
+class Parcel(BaseModel):
+    """Sends a parcel."""
+
+    size: Literal["small", "large"]
+    stops: list[Literal["home", "work"]] = Field(min_length=1, max_length=2)
+    is_fragile: bool
+
+
+async def test_a_call_that_nobody_demanded_follows_a_strict_schema(
+    served: ServedApp, client: openai.AsyncOpenAI
+) -> None:
+    """This model knows no tools: each token of the tag, in turn, is made the likeliest until it has come."""
+    async with httpx.AsyncClient(base_url=served.base_url) as http:
+        tag = (await http.post("/tokenize", json={"prompt": "<tool_call>"})).json()["tokens"]
+    bias = {str(token_id): 100 - 14 * i for i, token_id in enumerate(tag)}
+    kinds = {kind.__name__: kind for kind in (Parcel, Step)}
+    texts = set()
+    for policy in POLICIES:
+        asked = options(
+            served,
+            policy,
+            tools=[openai.pydantic_function_tool(kind) for kind in kinds.values()],
+            logit_bias=bias,
+            parallel_tool_calls=False,
+            extra_body={"repetition_penalty": 10.0},
+        )
+        answer = await client.chat.completions.parse(messages=QUESTION, **asked)
+        async with client.chat.completions.stream(messages=QUESTION, **asked) as stream:
+            streamed = await stream.get_final_completion()
+        for completion in (answer, streamed):
+            (choice,) = completion.choices
+            assert choice.finish_reason == "tool_calls"
+            (call,) = choice.message.tool_calls or []
+            assert isinstance(call.function.parsed_arguments, kinds[call.function.name])
+            texts.add(call.function.arguments)
+    assert len(texts) == 1
+
+
 async def test_the_responses_api_follows_a_schema(
     served: ServedApp, client: openai.AsyncOpenAI
 ) -> None:

@@ -10,7 +10,8 @@ import torch
 from served_app import Output, ServedApp
 from transformers import AutoModelForCausalLM
 
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
 from services.config import AppArgs

@@ -9,7 +9,8 @@ import pytest
 from served_app import ServedApp
 
 from dflash_wire.processors import Processors, TokenLogprobs
-from dflash_wire.records import GenerationRequest, SamplingParams, TokenChunk
+from dflash_wire.records import GenerationRequest, TokenChunk
+from dflash_wire.sampling import SamplingParams
 
 pytestmark = [
     pytest.mark.serve,

@@ -10,7 +10,8 @@ import pytest
 from second_drafter import save_second_drafter
 from served_app import ROOT, Output, ServedApp, changed, running, snapshot
 
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from loadtest import prompt_sets
 from services.config import AppArgs

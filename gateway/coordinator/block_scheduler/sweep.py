@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dflash_wire.ports import EngineLimits, StepRing
-from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.records import Ingest, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator.block_scheduler.cost_table import CostSample
 
 NEAR, FAR = 128, 1024

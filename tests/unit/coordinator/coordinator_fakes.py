@@ -26,13 +26,8 @@ from toy_target import (
 
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import (
-    GenerationRequest,
-    Row,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from dflash_wire.records import GenerationRequest, Row, StepPlan, StepResult
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import TreeOutcome
 from gateway.coordinator import Coordinator
 

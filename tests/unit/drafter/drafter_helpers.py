@@ -14,7 +14,8 @@ from transformers import Qwen3Config
 from dflash_ops.attention import GATHERED
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import choose_tokens
-from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.records import Ingest, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.borrowed import BorrowedWeights
 from drafter.checkpoint import load_draft_model, save_draft_model
 from drafter.engine import DrafterEngine

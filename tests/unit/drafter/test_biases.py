@@ -18,7 +18,8 @@ from drafter_helpers import (
 )
 
 from dflash_wire.processors import DraftBias, Processors, RowExtras
-from dflash_wire.records import Row, SamplingParams, StepPlan
+from dflash_wire.records import Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.engine import DrafterEngine
 
 pytestmark = pytest.mark.unit

@@ -21,7 +21,8 @@ from eagle_helpers import make_eagle, save_random_eagle
 
 from dflash_wire.processors import DraftBias, RowExtras
 from dflash_wire.proposals import unpacked_proposals
-from dflash_wire.records import DraftResult, Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.drafter import Drafter
 from drafter.ngram import NgramDrafter, NgramSettings
 

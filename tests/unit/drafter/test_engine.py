@@ -22,7 +22,8 @@ from drafter_helpers import (
     verify_row,
 )
 
-from dflash_wire.records import Ingest, Row, SamplingParams, StepPlan
+from dflash_wire.records import Ingest, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import unpacked_scores
 from drafter.borrowed import BorrowedWeights
 from drafter.engine import DrafterEngine

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from transformers import DynamicCache
 
-from dflash_wire.records import Ingest, SamplingParams, StepPlan
+from dflash_wire.records import Ingest, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.engine import DrafterEngine
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,8 @@ from drafter_helpers import (
     verify_row,
 )
 
-from dflash_wire.records import Ingest, SamplingParams, StepPlan
+from dflash_wire.records import Ingest, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.engine import DrafterEngine
 
 pytestmark = pytest.mark.unit

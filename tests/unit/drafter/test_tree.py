@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflash_ops.sampling import SamplingRun, choose_tokens, coupled_scores
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 from drafter.tree import (
     DraftTree,
     _grow_on_device,

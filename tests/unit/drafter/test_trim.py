@@ -28,7 +28,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from dflash_wire.errors import ConfigError
-from dflash_wire.records import SamplingParams, StepPlan
+from dflash_wire.records import StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.borrowed import load_borrowed_weights
 from drafter.checkpoint import SPECULATORS, Z_LAB, read_checkpoint, write_checkpoint
 from drafter.checkpoint.__main__ import main

@@ -63,7 +63,7 @@ def without_reasoning(form: Any) -> Any:
     assert form["type"] == "or"
     direct, thought = form["elements"]
     assert thought["elements"][0] == {"type": "const_string", "value": "<think>"}
-    assert thought["elements"][-1] == direct
+    assert thought["elements"][-1]["elements"][-1] == direct
     return direct
 
 
@@ -180,6 +180,50 @@ async def test_an_answer_of_a_form_may_be_a_call_instead(served: Served) -> None
     assert form == {"type": "or", "elements": [OBJECT, called(ADDED, only_one=False)]}
     await served.chat(tools=[ADD], tool_choice="none", response_format={"type": "json_object"})
     assert without_reasoning(form_of(served)) == OBJECT
+
+
+def strict(tool: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {**tool["function"], "strict": True, **more}}
+
+
+async def test_a_strict_tool_is_called_by_its_schema_or_not_at_all(served: Served) -> None:
+    await served.chat(tools=[OTHER, strict(ADD)], tool_choice="auto")
+    form = form_of(served)
+    answer, thinking = form["elements"]
+    assert answer == {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": called(('m"ul', OBJECT["json_schema"]), ADDED, only_one=False)["tags"],
+        "at_least_one": False,
+        "stop_after_first": False,
+    }
+    assert thinking["elements"][-1]["elements"][1]["elements"][-1] == answer
+    await served.chat(tools=[strict(ADD)], parallel_tool_calls=False)
+    assert form_of(served)["elements"][0]["stop_after_first"]
+    for fields in ({"tool_choice": "none"}, {"tools": [ADD, OTHER]}):
+        await served.chat(**{"tools": [strict(ADD)], **fields})
+        assert served.engine.requests.pop().processors is None
+    tool = {"type": "function", "strict": True, **ADD["function"]}  # type: ignore[dict-item]
+    body = {"model": "demo/model", "input": "hi", "tools": [tool]}
+    assert (await served.http.post("/v1/responses", json=body)).status_code == 200
+    assert form_of(served)["elements"][0]["tags"] == called(ADDED, only_one=False)["tags"]
+
+
+async def test_strict_tools_that_cannot_be_forced_are_refused(
+    hermes: PreTrainedTokenizerFast, settings: GatewaySettings
+) -> None:
+    unfit = strict(ADD, parameters={"type": "object", "properties": {"a": {"not": {}}}})
+    checked = served_by(hermes, settings, [], Checks("it is too large"))
+    unguided = served_by(hermes, settings, [])
+    for served, tool, code, param in (
+        (checked, unfit, "unsupported_parameter", "tools[1].function.parameters"),
+        (checked, strict(ADD), "invalid_value", "tools[1].function.strict"),
+        (unguided, strict(ADD), "unsupported_parameter", "tools[1].function.strict"),
+    ):
+        error = (await served.chat(tools=[OTHER, tool])).json()["error"]
+        assert (error["code"], error["param"]) == (code, param)
+    error = (await checked.chat(tools=[ADD, strict(ADD)])).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "tools[1].function.name")
 
 
 async def test_llama_has_another_style(settings: GatewaySettings) -> None:

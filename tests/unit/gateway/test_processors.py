@@ -209,9 +209,11 @@ async def test_how_drafts_are_accepted(
     serve: Serve, settings: GatewaySettings, tokenizer: ChatTokenizer, endpoint: str
 ) -> None:
     by_rejection = {"sampling": "rejection", "stats": True}
-    assert not (await asked(serve, endpoint)).sampling.rejects
-    assert (await asked(serve, endpoint, dflash=by_rejection)).sampling.rejects
-    assert not (await asked(serve, endpoint, dflash=by_rejection, temperature=0)).sampling.rejects
+    assert not (await asked(serve, endpoint)).sampling.samples_drafts
+    assert (await asked(serve, endpoint, dflash=by_rejection)).sampling.samples_drafts
+    assert not (
+        await asked(serve, endpoint, dflash=by_rejection, temperature=0)
+    ).sampling.samples_drafts
     served = serve([last([])])
     answer = (await getattr(served, endpoint)(dflash=by_rejection)).json()
     assert answer["dflash"]["sampling"] == "rejection"
@@ -222,4 +224,7 @@ async def test_how_drafts_are_accepted(
     served = type(served)(app, served.engine, served.metrics)
     await getattr(served, endpoint)()
     await getattr(served, endpoint)(dflash={"sampling": "coupled"})
-    assert [request.sampling.rejects for request in served.engine.requests[-2:]] == [True, False]
+    assert [request.sampling.samples_drafts for request in served.engine.requests[-2:]] == [
+        True,
+        False,
+    ]

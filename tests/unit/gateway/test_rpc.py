@@ -167,6 +167,9 @@ async def test_tools_and_reasoning(settings: GatewaySettings) -> None:
     assert [delta.name for delta in calls if delta.id] == ["add"]
     assert "".join(delta.arguments for delta in calls) == '{"a": 1}'
     assert "".join(chunk.reasoning_content for chunk in chunks) == "so"
+    request.tools[0].strict = True  # what this service, which has no grammars, must refuse
+    with pytest.raises(DFlashError, match=r"tools\[0\]\.function\.strict"):
+        await service.generate(request)
 
 
 @pytest.mark.parametrize(

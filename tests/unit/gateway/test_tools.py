@@ -146,6 +146,29 @@ async def test_length_inside_a_call_is_length(
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    "text", ["<think>\nthe fox", "<think>", "<think>\nthe fox\n</think>", ANSWER]
+)
+@pytest.mark.parametrize("stop", [None, "fox", "</think>"])
+async def test_no_more_tokens_are_reasoning_than_there_are(
+    text: str, stop: str | None, build: Build, hermes: PreTrainedTokenizerFast
+) -> None:
+    """Whatever ends the output: a length inside of the reasoning, a stop string in it, or its own end."""
+    for seed in range(4):
+        served = build(lambda _, seed=seed: in_chunks(ids(hermes, text), seed, "length"))
+        fields = {"stop": stop, "n": 2, "tools": [ADD]}
+        whole = (await served.chat(**fields)).json()
+        options = {"include_usage": True}
+        *_, usage, _ = sse_data(
+            (await served.chat(**fields, stream=True, stream_options=options)).text
+        )
+        assert usage["usage"] == whole["usage"]
+        num_tokens = whole["usage"]["completion_tokens"]
+        num_reasoning = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert 0 < num_reasoning <= num_tokens <= 2 * len(ids(hermes, text))
+        assert num_reasoning < num_tokens or "I add." not in text or stop is not None
+
+
 async def test_the_prompt_has_tools_calls_and_results(
     build: Build, hermes: PreTrainedTokenizerFast
 ) -> None:
@@ -273,12 +296,10 @@ async def test_a_model_without_tools_says_so(serve: Any) -> None:
     assert "template" in error["message"]
 
 
-async def test_strict_is_listed_as_ignored(build: Build) -> None:
-    strict = {"type": "function", "function": {**ADD["function"], "strict": True, "x": 1}}  # type: ignore[dict-item]
-    response = await build([last([])]).chat(tools=[strict])
-    assert response.headers["x-dflash-ignored-fields"] == (
-        "tools[0].function.x, tools[0].function.strict"
-    )
+async def test_unknown_fields_of_tools_are_listed(build: Build) -> None:
+    odd = {"type": "function", "y": 2, "function": {**ADD["function"], "strict": False, "x": 1}}  # type: ignore[dict-item]
+    response = await build([last([])]).chat(tools=[odd])
+    assert response.headers["x-dflash-ignored-fields"] == "tools[0].y, tools[0].function.x"
 
 
 async def test_tools_that_cannot_fit_are_refused_early(build: Build) -> None:

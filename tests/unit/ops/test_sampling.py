@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops.sampling import SamplingRun, choose_tokens
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.unit
 

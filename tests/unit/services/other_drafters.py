@@ -13,7 +13,8 @@ from local_engines import Collector, run
 from tiny_models import save_target
 
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan, StepResult
+from dflash_wire.records import GenerationRequest, StepPlan, StepResult
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator import Coordinator
 from services.config import AppArgs
 from services.local import LocalRing, build_local_ring

@@ -9,7 +9,8 @@ import pytest
 from local_engines import END_OF_SEQUENCE, Collector, build_engines, encoded_prompts, run
 
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator import Coordinator
 from services.local import LocalRing
 

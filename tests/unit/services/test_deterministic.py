@@ -12,7 +12,8 @@ from local_engines import Collector, build_engines, encoded_prompts, run
 from dflash_ops.kernel_build import find_compiler
 from dflash_wire.ports import EngineLimits
 from dflash_wire.processors import TokenLogprobs
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator import Coordinator
 from services.local import LocalRing
 

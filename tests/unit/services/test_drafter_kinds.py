@@ -77,6 +77,15 @@ def test_a_folder_says_what_it_is(target: str, tmp_path: Path, name: str) -> Non
     assert engine_limits(spec, 4096, [size]).drafters == settings.drafters
 
 
+@pytest.mark.parametrize("folder", ["ngram", "none", "Qwen3-eagle3", "dflash2", "off"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_names_of_folders_say_nothing(tmp_path: Path, name: str, folder: str) -> None:
+    values, kind, _ = CONFIGS[name]
+    target = write(tmp_path / "Qwen3-8B-DFlash-eagle3", TARGET)
+    spec, _ = made(target, drafter=write(tmp_path / folder, values))
+    assert [drafter.kind for drafter in spec.drafters] == [kind]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_another_targets_drafter_is_refused(target: str, tmp_path: Path, name: str) -> None:
     values = json.loads(json.dumps(CONFIGS[name][0]).replace("1000", "999"))

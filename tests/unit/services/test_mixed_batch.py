@@ -20,7 +20,8 @@ from local_engines import (
 )
 
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan, StepResult
+from dflash_wire.records import GenerationRequest, StepPlan, StepResult
+from dflash_wire.sampling import SamplingParams
 from gateway.coordinator import Coordinator
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.records import Decision, RowState, StepLoad

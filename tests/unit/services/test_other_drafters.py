@@ -24,7 +24,8 @@ from other_drafters import (
 from dflash_wire.codec import decode_plan, decode_result, encode_plan, encode_result
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.errors import ConfigError
-from dflash_wire.records import GenerationRequest, SamplingParams, StepPlan
+from dflash_wire.records import GenerationRequest, StepPlan
+from dflash_wire.sampling import SamplingParams
 from drafter.eagle3.engine import Eagle3Drafter
 from drafter.ngram import NgramDrafter
 from gateway.coordinator.block_scheduler.build import build_scheduler

@@ -9,7 +9,8 @@ from local_engines import END_OF_SEQUENCE, ROOT, Collector, build_engines, encod
 
 from dflash_wire.ports import EngineLimits
 from dflash_wire.processors import Processors, TokenLogprobs
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from gateway.chat_tokenizer import ChatTokenizer
 from gateway.coordinator import Coordinator
 from services.local import LocalRing

@@ -20,7 +20,8 @@ from oracle_pair import VOCAB, OracleDrafter, OraclePair
 from toy_grammars import END, GRAMMARS, legal_tokens
 
 from dflash_wire.processors import Processors, TokenLogprobs
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -11,7 +11,8 @@ import pytest
 from local_engines import END_OF_SEQUENCE, Collector, build_engines, encoded_prompts, run
 
 from dflash_wire.ports import EngineLimits
-from dflash_wire.records import GenerationRequest, SamplingParams
+from dflash_wire.records import GenerationRequest
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import NUM_SCORE_BINS
 from gateway.coordinator import Coordinator, EngineSnapshot
 from gateway.coordinator.block_scheduler.build import build_scheduler

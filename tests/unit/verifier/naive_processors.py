@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from dflash_wire.processors import Processors
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 
 MASK = 2**64 - 1
 

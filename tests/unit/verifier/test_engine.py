@@ -13,7 +13,8 @@ from tiny_models import generate_greedy, reference_pass, save_target
 from verifier_harness import Harness, Lane
 
 from dflash_wire.errors import FatalError
-from dflash_wire.records import DraftResult, SamplingParams, StepPlan
+from dflash_wire.records import DraftResult, StepPlan
+from dflash_wire.sampling import SamplingParams
 from verifier.acceptance import chain_parents
 
 pytestmark = pytest.mark.unit

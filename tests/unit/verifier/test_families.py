@@ -12,7 +12,7 @@ from tiny_models import WINDOW, generate_greedy, save_target
 from transformers import DynamicCache
 from verifier_harness import Harness, Lane
 
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 from verifier.acceptance import chain_parents
 
 pytestmark = pytest.mark.unit

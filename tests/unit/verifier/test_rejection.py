@@ -20,7 +20,7 @@ from xgrammar import CompiledGrammar
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
 from dflash_wire.proposals import packed_proposals, unpacked_proposals
-from dflash_wire.records import SamplingParams
+from dflash_wire.sampling import SamplingParams
 from drafter.proposals import sample_drafts
 from verifier.acceptance import accept, chain_parents
 from verifier.grammars import GrammarPool, vocabulary

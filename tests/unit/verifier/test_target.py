@@ -91,6 +91,7 @@ def test_missing_weights(path: Path) -> None:
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope type 'dynamic'",
         ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by 'awq'"),
     ],
 )
 def test_unsupported(path: Path, values: dict[str, Any], message: str) -> None:

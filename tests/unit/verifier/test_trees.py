@@ -12,7 +12,8 @@ from tiny_models import save_target
 from verifier_harness import Harness, Lane
 
 from dflash_wire.errors import FatalError
-from dflash_wire.records import DraftResult, Row, SamplingParams, StepPlan
+from dflash_wire.records import DraftResult, Row, StepPlan
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import TreeOutcome, packed_scores
 from verifier.acceptance import depths
 

@@ -47,6 +47,25 @@ RECORD = {
     "properties": {"a": {"type": "integer"}, "x": {"enum": ["ab", "bab"]}},
     "required": ["a", "x"],
 }
+CALLS: dict[str, Any] = {
+    "type": "triggered_tags",
+    "triggers": ["xy"],
+    "tags": [
+        {
+            "type": "tag",
+            "begin": 'xy"',
+            "content": {"type": "json_schema", "json_schema": RECORD},
+            "end": "]",
+        },
+        {
+            "type": "tag",
+            "begin": "xyb",
+            "content": {"type": "regex", "pattern": "(ab)*"},
+            "end": "c",
+        },
+    ],
+}
+"""Any text, in which calls begin by themselves."""
 FORMS: dict[str, dict[str, Any]] = {
     "letters": {"type": "regex", "pattern": "(ab|b)*c"},
     "counted": {"type": "regex", "pattern": "a{3,6}b{2,}"},
@@ -68,6 +87,21 @@ FORMS: dict[str, dict[str, Any]] = {
             {"type": "any_text", "excludes": ["xy"]},
             {"type": "const_string", "value": "xy"},
             {"type": "json_schema", "json_schema": RECORD, "max_whitespace_cnt": 1},
+        ],
+    },
+    "calls": CALLS,
+    "thought, calls": {
+        "type": "or",
+        "elements": [
+            {"type": "any_text", "excludes": ["bb"]},
+            {
+                "type": "sequence",
+                "elements": [
+                    {"type": "any_text", "excludes": ["bb"]},
+                    {"type": "const_string", "value": "bb"},
+                    CALLS,
+                ],
+            },
         ],
     },
     "impossible": {"type": "const_string", "value": "abz"},

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dflash_ops.paging import PagedPool
-from dflash_wire.records import DraftResult, Row, SamplingParams, StepPlan, StepResult
+from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
+from dflash_wire.sampling import SamplingParams
 from verifier.engine import VerifierEngine
 from verifier.target import TargetModel
 

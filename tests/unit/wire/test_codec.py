@@ -18,11 +18,11 @@ from dflash_wire.records import (
     GenerationStats,
     Ingest,
     Row,
-    SamplingParams,
     StepPlan,
     StepResult,
     TokenChunk,
 )
+from dflash_wire.sampling import SamplingParams
 from dflash_wire.trees import LEAST_SCORE, NodeBudget, TreeOutcome, packed_scores, unpacked_scores
 
 pytestmark = pytest.mark.unit
