@@ -40,7 +40,8 @@ def build(args: AppArgs) -> Application:
     spec = make_spec(args)
     settings = gateway_settings(args, spec)
     num_lanes, num_drafters = spec.num_lanes, len(spec.drafters)
-    executors = [args.verifier] * num_lanes + [args.drafter] * num_drafters
+    num_verifiers = num_lanes * spec.num_ranks
+    executors = [args.verifier] * num_verifiers + [args.drafter] * num_drafters
     bundle = {
         "CPU": COORDINATOR_CPUS + sum(executor.num_cpus for executor in executors),
         "GPU": sum(executor.num_gpus for executor in executors),

@@ -174,6 +174,18 @@ class ExecutorArgs(Section):
     num_threads: int = Field(1, ge=1, description="Torch threads when running on CPU.")
 
 
+class VerifierArgs(ExecutorArgs):
+    """Resources of each verifier actor, which is one rank of the target."""
+
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Actors that share the target: each has a part of its heads and MLP columns. For "
+        "Qwen3 and Llama; num_cpus, num_gpus and num_threads are each one's.",
+    )
+
+
 class DrafterArgs(ExecutorArgs):
     """Resources of each drafter actor, and whom it works for."""
 
@@ -318,7 +330,7 @@ class AppArgs(Section):
     model: ModelArgs = ModelArgs()
     engine: EngineArgs = EngineArgs()
     block_scheduler: BlockSchedulerArgs = BlockSchedulerArgs()
-    verifier: ExecutorArgs = ExecutorArgs()
+    verifier: VerifierArgs = VerifierArgs()
     drafter: DrafterArgs = DrafterArgs()
     features: FeatureArgs = FeatureArgs()
     link: LinkArgs = LinkArgs()

@@ -27,6 +27,8 @@ from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.grammars import GrammarPool, load_vocabulary
+from verifier.rank_group import RankGroup
+from verifier.ranks import RankEngine, RankLeader
 from verifier.target import TargetModel
 
 DraftSource = DraftModel | Eagle3Model | NgramSettings
@@ -39,9 +41,18 @@ def torch_dtype(spec: EngineSpec) -> torch.dtype:
     return dtype
 
 
-def load_target(spec: EngineSpec) -> TargetModel:
-    """Load the target model of ``spec``."""
-    return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device))
+def rank_group(spec: EngineSpec, rank: int, timeout_s: float) -> RankGroup:
+    """One rank's place among those that share the target; it has not met the others yet."""
+    return RankGroup(rank, spec.num_ranks, torch.device(spec.device), timeout_s)
+
+
+def load_target(spec: EngineSpec, group: RankGroup | None = None) -> TargetModel:
+    """Load the target model of ``spec``, or the share of one of its ranks.
+
+    Raises:
+        ConfigError: it cannot be loaded, or not split.
+    """
+    return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device), group)
 
 
 def load_drafter(spec: EngineSpec, index: int = 0) -> DraftSource:
@@ -114,11 +125,9 @@ def engine_limits(
     )
 
 
-def build_verifier(
-    spec: EngineSpec, target: TargetModel, feature_pool: torch.Tensor, taps: list[int]
-) -> VerifierEngine:
-    """Put a loaded target behind its KV pool."""
-    pool = PagedPool(
+def target_pool(spec: EngineSpec, target: TargetModel) -> PagedPool:
+    """A KV pool for a loaded target, or for a rank's share of one."""
+    return PagedPool(
         target.num_layers,
         spec.num_pages,
         spec.page_size,
@@ -127,6 +136,22 @@ def build_verifier(
         target.dtype,
         target.device,
     )
+
+
+def build_rank(spec: EngineSpec, target: TargetModel) -> RankEngine:
+    """Put a rank's share of the target, from rank 1 on, behind its KV pool."""
+    return RankEngine(target, target_pool(spec, target))
+
+
+def build_verifier(
+    spec: EngineSpec,
+    target: TargetModel,
+    feature_pool: torch.Tensor,
+    taps: list[int],
+    ranks: RankLeader | None = None,
+) -> VerifierEngine:
+    """Put a loaded target behind its KV pool; ``ranks``: ``target`` is rank 0's share of it."""
+    pool = target_pool(spec, target)
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
@@ -137,6 +162,7 @@ def build_verifier(
         taps,
         is_deterministic=spec.is_deterministic,
         grammars=grammars,
+        ranks=ranks,
     )
 
 

@@ -356,7 +356,7 @@ class Coordinator:
         self._outbox.add(sequence, chunk)
 
     def _fail_step(self, flight: Flight, error: Exception) -> None:
-        """End the requests of a failed step and make all others prefill again.
+        """End the requests of a failed step, unless executors were replaced; make all others prefill again.
 
         Other steps in flight are given up: what they would commit, their sequences find again.
         """
@@ -371,7 +371,7 @@ class Coordinator:
         )
         self._flights.clear()
         for sequence in flight.planned.sequences:
-            if self._planner.is_running(sequence):
+            if self._planner.is_running(sequence) and not sequence.outlives(error):
                 self._end_with_error(sequence, error)
         self._planner.preempt_all()
         self._cohorts.pause()
