@@ -200,12 +200,15 @@ class DrafterArgs(ExecutorArgs):
 class FeatureArgs(Section):
     """How target features reach the drafter."""
 
-    transport: Literal["auto", "shm", "cuda_ipc"] = Field(
-        "auto", description="Ray Direct Transport backend; auto: shm on CPU, cuda_ipc on one GPU."
+    transport: Literal["auto", "shm", "cuda_ipc", "nixl"] = Field(
+        "auto",
+        description="Ray Direct Transport backend; auto: shm on CPU, cuda_ipc on one GPU, nixl (a package of "
+        "its own) between GPUs and between nodes.",
     )
-    mode: Literal["alias", "pull"] = Field(
-        "alias",
-        description="alias: map the pool once; pull: one ray.get of the persistent reference a step.",
+    mode: Literal["auto", "alias", "pull"] = Field(
+        "auto",
+        description="alias: map the pool once, with shm and cuda_ipc; pull: one ray.get of the persistent "
+        "reference a step, with shm and nixl; auto: alias where that is possible.",
     )
 
 
@@ -334,6 +337,12 @@ class AppArgs(Section):
     drafter: DrafterArgs = DrafterArgs()
     features: FeatureArgs = FeatureArgs()
     link: LinkArgs = LinkArgs()
+    placement: Literal["auto", "same_gpu", "same_node", "spread"] = Field(
+        "auto",
+        description="Where verifier and drafters of a group run: on one card, on one node, or spread over "
+        "nodes as far as there are any (ranks stay together); auto: same_gpu where num_gpus fit one card, "
+        "else same_node.",
+    )
     gateway: GatewayArgs = GatewayArgs()
     num_engine_groups: int = Field(
         1, ge=1, description="Coordinator replicas, each with verifiers and drafters of its own."

@@ -6,10 +6,12 @@ import logging
 from typing import Any, NamedTuple
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dflash_wire.ports import EngineLimits
 from services.config import AppArgs, ExecutorArgs
 from services.executors import DrafterActor, VerifierActor
+from services.placement import SPREAD
 from services.ranks import RankActor
 from services.spec import EngineSpec
 
@@ -26,7 +28,12 @@ class Addresses(NamedTuple):
     """By lane."""
 
 
-def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
+def _create(cls: type, executor: ExecutorArgs, bundle: int, *arguments: Any) -> Any:
+    """Start an actor in one of this replica's bundles, or anywhere where there are none."""
+    group = ray.util.get_current_placement_group()
+    placed = {}
+    if group is not None:
+        placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
     return (
         ray.remote(cls)
         .options(
@@ -36,6 +43,7 @@ def _create(cls: type, executor: ExecutorArgs, *arguments: Any) -> Any:
             max_concurrency=3,
             max_restarts=0,
             enable_tensor_transport=True,
+            **placed,
         )
         .remote(*arguments)
     )
@@ -58,20 +66,21 @@ class ExecutorSet:
     def __init__(self, args: AppArgs, spec: EngineSpec) -> None:
         num_ranks = spec.num_ranks
         links = [args.link.for_lane(place) for place in range(spec.num_lanes * num_ranks)]
-        transport, mode = args.features.transport, args.features.mode
         self.verifiers = [
-            _create(VerifierActor, args.verifier, spec, link, transport)
-            for link in links[::num_ranks]
+            _create(VerifierActor, args.verifier, 0, spec, link) for link in links[::num_ranks]
         ]
         self._ranks = [
             [
-                _create(RankActor, args.verifier, spec, links[lane * num_ranks + rank], rank)
+                _create(RankActor, args.verifier, 0, spec, links[lane * num_ranks + rank], rank)
                 for rank in range(1, num_ranks)
             ]
             for lane in range(spec.num_lanes)
         ]
+        is_spread = spec.placement == SPREAD
         self._drafters = [
-            _create(DrafterActor, args.drafter, spec, args.link, mode, index)
+            _create(
+                DrafterActor, args.drafter, index + 1 if is_spread else 0, spec, args.link, index
+            )
             for index in range(len(spec.drafters))
         ]
 

@@ -191,7 +191,7 @@ class VerifierActor:
     ``connect``.
     """
 
-    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_transport: str) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs) -> None:
         import torch
 
         from services.engines import load_target, rank_group
@@ -201,7 +201,6 @@ class VerifierActor:
         torch.set_num_threads(spec.verifier_threads)
         self._spec = spec
         self._link = link
-        self._feature_transport = feature_transport
         self._group = rank_group(spec, 0, link.step_timeout_s) if spec.num_ranks > 1 else None
         self._target = load_target(spec, self._group)
         self._ranks: RankLeader | None = None
@@ -247,7 +246,8 @@ class VerifierActor:
             check_pair(target, drafter.config, drafter.taps)
         taps = union_taps([drafter.taps for drafter in drafters])
         shape = (2 * spec.max_step_positions, len(taps) * target.hidden_size)
-        self._sender = FeatureSender(shape, target.dtype, target.device, self._feature_transport)
+        transport = spec.features.transport
+        self._sender = FeatureSender(shape, target.dtype, target.device, transport)
         self._engine = build_verifier(spec, target, self._sender.pool, taps, self._ranks)
         self._stage = RingStage(self._verify, self._link, spec.verifier_threads)
         sizes = [drafter.draft_block_size for drafter in drafters]
@@ -290,7 +290,7 @@ class VerifierActor:
 class DrafterActor:
     """Ray actor around one draft model. Life cycle: ``describe``, ``attach``, ``connect``."""
 
-    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_mode: str, index: int) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs, index: int) -> None:
         import torch
 
         from services.engines import load_drafter
@@ -300,7 +300,6 @@ class DrafterActor:
         torch.set_num_threads(spec.drafter_threads)
         self._spec = spec
         self._link = link
-        self._feature_mode = feature_mode
         self._index = index
         self._model = load_drafter(spec, index)
         self._stage: RingStage | None = None
@@ -326,7 +325,7 @@ class DrafterActor:
         from services.feature_pool import FeatureReceiver
 
         spec = self._spec
-        self._features = [FeatureReceiver(one, self._feature_mode) for one in references]
+        self._features = [FeatureReceiver(one, spec.features) for one in references]
         union = union_taps([drafter.taps for drafter in drafters])
         taps = taps_within(union, self._model.target_layer_ids)
         pools = [features.pool for features in self._features]

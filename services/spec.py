@@ -11,6 +11,13 @@ from services.config import AppArgs
 from services.drafter_kinds import NGRAM_DRAFTER, DrafterKind, kind_of
 from services.model_files import read_json
 from services.model_paths import resolve_model_path
+from services.placement import (
+    ALIASED_SHM,
+    SAME_NODE,
+    FeatureRoute,
+    choose_placement,
+    choose_route,
+)
 from verifier.shard_rules import check_shardable
 
 
@@ -71,6 +78,8 @@ class EngineSpec:
     """Least and most tokens that prompt lookup compares."""
     num_ranks: int = 1
     """Processes that share the target."""
+    placement: str = SAME_NODE
+    features: FeatureRoute = ALIASED_SHM
 
     @property
     def drafter_path(self) -> str:
@@ -86,7 +95,8 @@ def make_spec(args: AppArgs) -> EngineSpec:
     """Resolve model paths and flatten the arguments.
 
     Raises:
-        ConfigError: a model cannot be found, or the target cannot be split over so many ranks.
+        ConfigError: a model cannot be found, the target cannot be split over so many ranks, or executors or
+            features cannot go where they are to.
     """
     target_path = resolve_model_path(args.model.target)
     _check_ranks(args, target_path)
@@ -109,6 +119,8 @@ def make_spec(args: AppArgs) -> EngineSpec:
         chain_width=args.model.chain_width,
         ngram_match=args.model.ngram_match,
         num_ranks=args.verifier.tensor_parallel,
+        placement=choose_placement(args),
+        features=choose_route(args),
     )
 
 
