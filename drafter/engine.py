@@ -80,6 +80,7 @@ class DrafterEngine(Drafter):
             only. U layers are tapped for all drafters of the target together.
         index: which rows and ingests are this drafter's.
         taps: places of this drafter's K layers among the U, in its own order; None: these are all.
+        is_projected: the FeaturePools hold ``[rows, H]`` that the verifier has projected for this drafter.
     """
 
     def __init__(
@@ -90,10 +91,13 @@ class DrafterEngine(Drafter):
         feature_pools: Sequence[Tensor],
         index: int = 0,
         taps: list[int] | None = None,
+        is_projected: bool = False,
     ) -> None:
         super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
         self.model = model
-        self._context = ContextProjection(model)  # before the layers give their weights up
+        self._context = ContextProjection(
+            model, is_projected
+        )  # before the layers give their weights up
         self._has_convolutions = model.settings.convolution is not None
         self._layers: Sequence[PackedLayer] = (
             packed_draft_layers(model.layers)

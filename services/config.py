@@ -210,6 +210,11 @@ class FeatureArgs(Section):
         description="alias: map the pool once, with shm and cuda_ipc; pull: one ray.get of the persistent "
         "reference a step, with shm and nixl; auto: alias where that is possible.",
     )
+    projected_by: Literal["drafter", "verifier"] = Field(
+        "drafter",
+        description="Who applies the drafter's fc and hidden_norm to features; with verifier one row of "
+        "hidden size travels per position in place of one per tapped layer. For a single DFlash drafter.",
+    )
 
 
 class LinkArgs(Section):

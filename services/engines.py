@@ -16,6 +16,7 @@ from drafter.checkpoint import load_draft_model
 from drafter.checkpoint.eagle3 import load_eagle3_model
 from drafter.checkpoint.pairing import check_values, pair_values
 from drafter.checkpoint.target import target_values
+from drafter.context import FeatureProjection
 from drafter.drafter import Drafter
 from drafter.eagle3.engine import Eagle3Drafter
 from drafter.eagle3.model import Eagle3Model
@@ -150,7 +151,11 @@ def build_verifier(
     taps: list[int],
     ranks: RankLeader | None = None,
 ) -> VerifierEngine:
-    """Put a loaded target behind its KV pool; ``ranks``: ``target`` is rank 0's share of it."""
+    """Put a loaded target behind its KV pool; ``ranks``: ``target`` is rank 0's share of it.
+
+    Raises:
+        ConfigError: the target cannot do what the spec asks, or the drafter's weights cannot be loaded.
+    """
     pool = target_pool(spec, target)
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
@@ -163,7 +168,25 @@ def build_verifier(
         is_deterministic=spec.is_deterministic,
         grammars=grammars,
         ranks=ranks,
+        project=load_projection(spec) if spec.projects_features else None,
     )
+
+
+def load_projection(spec: EngineSpec) -> FeatureProjection:
+    """Load what the only drafter of ``spec`` does first to features, for the verifier to do it.
+
+    Raises:
+        ConfigError: the drafter cannot be loaded.
+    """
+    model = load_draft_model(Path(spec.drafter_path), torch_dtype(spec), GATHERED)
+    for part in (model.fc, model.hidden_norm):
+        part.to(torch.device(spec.device))
+    return FeatureProjection(model)
+
+
+def feature_width(spec: EngineSpec, target: TargetModel, taps: list[int]) -> int:
+    """Elements of a row of the FeaturePool."""
+    return (1 if spec.projects_features else len(taps)) * target.hidden_size
 
 
 def build_drafter(
@@ -192,4 +215,6 @@ def build_drafter(
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
     if isinstance(model, Eagle3Model):
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
-    return DrafterEngine(model, borrowed, pool, feature_pools, index, taps)
+    return DrafterEngine(
+        model, borrowed, pool, feature_pools, index, taps, is_projected=spec.projects_features
+    )

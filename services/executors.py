@@ -238,14 +238,20 @@ class VerifierActor:
         Raises:
             ConfigError: a drafter was not made for this target.
         """
-        from services.engines import build_verifier, check_pair, engine_limits, union_taps
+        from services.engines import (
+            build_verifier,
+            check_pair,
+            engine_limits,
+            feature_width,
+            union_taps,
+        )
         from services.feature_pool import FeatureSender
 
         spec, target = self._spec, self._target
         for drafter in drafters:
             check_pair(target, drafter.config, drafter.taps)
         taps = union_taps([drafter.taps for drafter in drafters])
-        shape = (2 * spec.max_step_positions, len(taps) * target.hidden_size)
+        shape = (2 * spec.max_step_positions, feature_width(spec, target, taps))
         transport = spec.features.transport
         self._sender = FeatureSender(shape, target.dtype, target.device, transport)
         self._engine = build_verifier(spec, target, self._sender.pool, taps, self._ranks)

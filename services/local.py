@@ -25,6 +25,7 @@ from services.engines import (
     check_pair,
     draft_facts,
     engine_limits,
+    feature_width,
     load_drafter,
     load_target,
     taps_within,
@@ -77,7 +78,7 @@ def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
         check_pair(target, drafter.config, drafter.taps)
     taps = union_taps([drafter.taps for drafter in facts])
     features = torch.zeros(
-        (2 * spec.max_step_positions, len(taps) * target.hidden_size),
+        (2 * spec.max_step_positions, feature_width(spec, target, taps)),
         dtype=target.dtype,
         device=target.device,
     )

@@ -18,6 +18,8 @@ MODES = {SHM: (ALIAS, PULL), CUDA_IPC: (ALIAS,), NIXL: (PULL,)}
 """The first is the one that ``auto`` takes."""
 COORDINATOR_CPUS = 0.25
 """The replica itself needs a core's share besides its executors."""
+DECIMALS = 4
+"""That Ray looks at in an amount of a resource."""
 
 
 class FeatureRoute(NamedTuple):
@@ -37,6 +39,7 @@ def choose_placement(args: AppArgs) -> str:
         ConfigError: it says what they do not allow.
     """
     num_gpus = args.verifier.num_gpus + len(args.model.all_drafters) * args.drafter.num_gpus
+    num_gpus = round(num_gpus, DECIMALS)  # 0.7 + 0.2 + 0.1 is less than 1
     is_one_verifier = args.verifier.tensor_parallel == args.drafter.shared_by == 1
     is_cuda = args.model.device == "cuda"
     fits_one_gpu = is_cuda and is_one_verifier and 0 < num_gpus <= 1
@@ -93,5 +96,5 @@ def bundles(args: AppArgs, placement: str) -> list[dict[str, float]]:
         cpus = sum(executor.num_cpus for executor in executors)
         gpus = sum(executor.num_gpus for executor in executors)
         amounts = {"CPU": cpus + (COORDINATOR_CPUS if place == 0 else 0.0), "GPU": gpus}
-        found.append({name: amount for name, amount in amounts.items() if amount > 0})
+        found.append({name: round(n, DECIMALS) for name, n in amounts.items() if n > 0})
     return found

@@ -80,6 +80,8 @@ class EngineSpec:
     """Processes that share the target."""
     placement: str = SAME_NODE
     features: FeatureRoute = ALIASED_SHM
+    projects_features: bool = False
+    """The verifier applies the drafter's ``fc`` and ``hidden_norm``."""
 
     @property
     def drafter_path(self) -> str:
@@ -100,11 +102,13 @@ def make_spec(args: AppArgs) -> EngineSpec:
     """
     target_path = resolve_model_path(args.model.target)
     _check_ranks(args, target_path)
+    drafters = tuple(_drafter_spec(name, model) for name, model in args.model.all_drafters.items())
+    projects_features = args.features.projected_by == "verifier"
+    if projects_features and [drafter.kind for drafter in drafters] != [DrafterKind.DFLASH]:
+        raise ConfigError("features.projected_by 'verifier' needs one drafter, a DFlash one")
     return EngineSpec(
         target_path=target_path,
-        drafters=tuple(
-            _drafter_spec(name, model) for name, model in args.model.all_drafters.items()
-        ),
+        drafters=drafters,
         num_lanes=args.drafter.shared_by,
         dtype=args.model.dtype,
         device=args.model.device,
@@ -121,6 +125,7 @@ def make_spec(args: AppArgs) -> EngineSpec:
         num_ranks=args.verifier.tensor_parallel,
         placement=choose_placement(args),
         features=choose_route(args),
+        projects_features=projects_features,
     )
 
 

@@ -7,6 +7,7 @@ rebuilt from committed tokens.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,12 +41,15 @@ class VerifierEngine:
     Args:
         target: the loaded model.
         pool: its KV pool.
-        feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
+        feature_pool: ``[rows, K*H]``, or as wide as ``project`` makes it, shared with the drafter;
+            written here only.
         target_layer_ids: tapped layers, in the drafter's order.
         is_deterministic: give tokens the same bits whatever stands beside them.
         grammars: compiled for the target's vocabulary; None: no request may have one.
         ranks: the way to the other ranks of a split target, of which ``target`` is rank 0's share; None:
             it is whole.
+        project: applied to the features ``[n, K*H]`` of kept positions before they go into the pool;
+            None: they go there as they are.
 
     Raises:
         ConfigError: that is not possible with this target.
@@ -61,10 +65,12 @@ class VerifierEngine:
         is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
         ranks: RankLeader | None = None,
+        project: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if is_deterministic:
             check_deterministic(target)
         self._ranks = ranks
+        self._project = project
         self._pass = PackedPass(target, pool, is_tokenwise=is_deterministic)
         self.target = target
         self.pool = pool
@@ -278,8 +284,8 @@ class VerifierEngine:
         places: list[int] = []
         for first, row_slots in zip(plan.feature_offsets(), slots, strict=True):
             places += range(first, first + row_slots.shape[0])
-        self.feature_pool.index_copy_(
-            0,
-            torch.tensor(places, device=self.pool.device),
-            output.features[index].to(self.feature_pool.dtype),
-        )
+        features = output.features[index]
+        if self._project is not None:
+            features = self._project(features)
+        where = torch.tensor(places, device=self.pool.device)
+        self.feature_pool.index_copy_(0, where, features.to(self.feature_pool.dtype))
