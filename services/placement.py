@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dflash_wire.errors import ConfigError
-from services.config import AppArgs
+from services.config import AppArgs, ExecutorArgs
 
 SAME_GPU, SAME_NODE, SPREAD = "same_gpu", "same_node", "spread"
 SHM, CUDA_IPC, NIXL = "shm", "cuda_ipc", "nixl"
@@ -62,7 +62,8 @@ def choose_route(args: AppArgs) -> FeatureRoute:
         ConfigError: what is asked for does not work there.
     """
     placement, device = choose_placement(args), args.model.device
-    transport, mode = args.features.transport, args.features.mode
+    transport: str = args.features.transport
+    mode: str = args.features.mode
     if transport == "auto":
         transport = SHM if device == "cpu" else CUDA_IPC
         if placement == SPREAD or (device == "cuda" and placement != SAME_GPU):
@@ -88,9 +89,11 @@ def bundles(args: AppArgs, placement: str) -> list[dict[str, float]]:
     """
     num_verifiers = args.drafter.shared_by * args.verifier.tensor_parallel
     num_drafters = len(args.model.all_drafters)
-    here = [args.verifier] * num_verifiers
-    away = [args.drafter] * num_drafters
-    groups = [here, *([one] for one in away)] if placement == SPREAD else [[*here, *away]]
+    here: list[ExecutorArgs] = [args.verifier] * num_verifiers
+    away: list[ExecutorArgs] = [args.drafter] * num_drafters
+    groups = [[*here, *away]]
+    if placement == SPREAD:
+        groups = [here, *([one] for one in away)]
     found = []
     for place, executors in enumerate(groups):
         cpus = sum(executor.num_cpus for executor in executors)

@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from dflash_wire.errors import EngineUnavailableError, ExecutorLostError
 
@@ -34,7 +35,7 @@ class RankGroup:
         self.num_ranks = num_ranks
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
 
     def open(self, host: str) -> int:
         """Let the others find this one, rank 0, at ``host``; return the port."""
@@ -63,8 +64,8 @@ class RankGroup:
                 f"rank {self.rank} of {self.num_ranks} could not join the others: {error}"
             ) from error
 
-    def _store_at(self, host: str, port: int) -> dist.TCPStore:
-        return dist.TCPStore(
+    def _store_at(self, host: str, port: int) -> TCPStore:
+        return TCPStore(
             host,
             port,
             is_master=self.rank == 0,

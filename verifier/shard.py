@@ -103,7 +103,8 @@ class _ShareReader:
                 part = tensors.get_tensor(name)
                 if layer in BY_INPUTS and self._group.rank != 0:
                     part = torch.zeros_like(part)  # a bias counts once in the sum
-        return part.to(self._dtype).contiguous()
+        mine: Tensor = part.to(self._dtype).contiguous()
+        return mine
 
     def _share(self, name: str, size: int) -> slice:
         if size % self._group.num_ranks:

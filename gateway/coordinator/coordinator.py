@@ -11,6 +11,7 @@ from functools import partial
 from dflash_wire.errors import (
     DFlashError,
     EngineUnavailableError,
+    ExecutorsReplacedError,
     FatalError,
     error_from_wire,
     error_to_wire,
@@ -259,7 +260,7 @@ class Coordinator:
         return is_closed
 
     def _send_next(self, started: float) -> bool:
-        """Plan a step and send it, if one may be sent; return whether one was."""
+        """Plan a step and send it, if one may be sent; return whether another may be now."""
         if not self._planner.has_work:
             return False
         num_cohorts = self._cohorts.choose(self._planner.num_running)
@@ -277,7 +278,8 @@ class Coordinator:
             self._ring.send(planned.plan)
         except Exception as error:
             self._fail_step(flight, error)
-            return False
+            # Nobody has ended then, and what was to go still is: plan it for the new executors.
+            return isinstance(error, ExecutorsReplacedError)
         return True
 
     def _land(self, flight: Flight) -> tuple[Flight, StepResult, float] | None:

@@ -17,7 +17,7 @@ from tiny_models import save_target
 from toy_grammars import END, GRAMMARS, toy_pool
 
 from dflash_wire.codec import encode_kept
-from dflash_wire.errors import ConfigError, ExecutorLostError, FatalError
+from dflash_wire.errors import ConfigError, FatalError
 from dflash_wire.processors import Processors
 from dflash_wire.records import DraftResult, GenerationRequest, Row, SamplingParams, StepPlan
 from services.config import AppArgs
@@ -150,20 +150,6 @@ def test_a_step_that_fails_behind_its_pass_leaves_the_ranks_together(
     plain, _ = whole.answer(asked, "off")
     got, _ = whole.over(split.engine).answer(asked, "off")
     assert_same(got, plain)
-
-
-def test_a_lost_rank_is_noticed_and_nothing_runs_after(tmp_path: Path) -> None:
-    save_target(tmp_path, vocab_size=VOCAB)
-    features = torch.zeros(64, 32)
-    row = Row(0, [3, 1, 4], 0, [0], is_prefill=True)
-    with split_verifier(tmp_path, features, 4, 4, toy_pool()) as verifier:
-        verifier.engine.run(StepPlan(1, [row]), DraftResult(1, [[]]))
-        (other,) = verifier.others
-        other.kill()
-        other.wait()
-        for step_id, message in ((2, "is gone"), (3, "are being replaced")):
-            with pytest.raises(ExecutorLostError, match=message):
-                verifier.engine.run(StepPlan(step_id, [row]), DraftResult(step_id, [[]]))
 
 
 def test_a_rank_refuses_to_keep_what_it_did_not_run(tmp_path: Path) -> None:
