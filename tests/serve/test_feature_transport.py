@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import ray
 import torch
-from served_app import changed
 
 from dflash_wire.records import GenerationRequest, TokenChunk
 from gateway.coordinator.coordinator import Coordinator
@@ -123,16 +122,17 @@ class _Keep:
             self.chunks += mine
 
 
-MODES = [("shm", "alias"), ("shm", "pull"), ("nixl", "pull")]
+ROUTES = [("shm", "alias"), ("shm", "pull"), ("nixl", "pull")]
 
 
 def test_all_routes_draft_the_same(local_ray: None, app_args: AppArgs) -> None:
     """Features that arrive late or torn would not change tokens, only acceptance: compare cycles."""
     results = []
-    for transport, mode in MODES:
+    for transport, mode in ROUTES:
         if transport == "nixl" and find_spec("nixl") is None:
             continue
-        args = changed(app_args, features={"transport": transport, "mode": mode})
+        features = app_args.features.model_copy(update={"transport": transport, "mode": mode})
+        args = app_args.model_copy(update={"features": features})
         group, sink = EngineGroup(args, make_spec(args)), _Keep()
         coordinator = Coordinator(group.rings[0], sink, group.limits, "static:8")
         coordinator.submit(GenerationRequest("r", list(range(100, 400)), 60))

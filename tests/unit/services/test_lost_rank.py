@@ -1,4 +1,4 @@
-"""A rank that dies in the middle; apart from other tests of ranks, for a process is in one group at a time."""
+"""A rank that dies in the middle; apart from other tests: a process is in one group at a time."""
 
 from __future__ import annotations
 
