@@ -13,6 +13,7 @@ from local_engines import Collector, run
 from tiny_models import save_target
 
 from dflash_ops.attention import GATHERED
+from dflash_ops.products import half_products_work
 from dflash_ops.rotary import RotaryTables
 from dflash_wire.errors import ConfigError
 from dflash_wire.records import GenerationRequest, SamplingParams
@@ -39,13 +40,20 @@ def test_both_halves_are_the_whole_to_the_last_bit(
     save_random_draft(tmp_path, draft_config(3, 4, 2))
     model = load_draft_model(tmp_path, dtype, GATHERED)
     if is_stored_in_16_bits:
+        # So small that half precision holds them only when scaled.
+        for layer in model.layers:
+            layer.self_attn.k_proj.weight.mul_(1e-3)
+            layer.self_attn.v_proj.weight.mul_(1e-3)
         model = model.bfloat16().to(dtype)
     features = torch.randn(5, len(model.target_layer_ids) * HIDDEN).to(dtype)
     rotation = RotaryTables(model.rotary_emb, model.norm.weight).at([7, 8, 9, 3, 1500])
     whole = ContextProjection(model)(features, rotation)
     context = FeatureProjection(model)(features)
     assert context.shape == (5, HIDDEN)
-    assert torch.equal(ContextProjection(model, is_projected=True)(context, rotation), whole)
+    second = ContextProjection(model, is_projected=True)
+    is_packed = is_stored_in_16_bits and dtype == torch.float32 and half_products_work()
+    assert (second._kv_product.input_scale != 1.0) == is_packed
+    assert torch.equal(second(context, rotation), whole)
 
 
 def answers(projected_by: str) -> tuple[dict[str, Any], tuple[int, ...]]:
