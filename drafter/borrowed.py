@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from dflash_ops.tensor_files import tensor_files
 from dflash_wire.errors import ConfigError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -28,20 +29,6 @@ class BorrowedWeights:
     head: Tensor
 
 
-def _weight_files(target: Path) -> dict[str, Path]:
-    """Map the two tensor names to the files that hold them."""
-    index = target / "model.safetensors.index.json"
-    if index.is_file():
-        placed: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return {n: target / placed[n] for n in (EMBEDDING, HEAD) if n in placed}
-    single = target / "model.safetensors"
-    if not single.is_file():
-        raise ConfigError(f"no model.safetensors in target folder {target}")
-    with safe_open(single, framework="pt") as tensors:
-        names = set(tensors.keys())
-    return {n: single for n in (EMBEDDING, HEAD) if n in names}
-
-
 def load_borrowed_weights(
     target: Path, dtype: torch.dtype, device: torch.device
 ) -> BorrowedWeights:
@@ -50,7 +37,8 @@ def load_borrowed_weights(
     Raises:
         ConfigError: the checkpoint has no embedding, or neither a head nor tied embeddings.
     """
-    files = _weight_files(target)
+    placed = tensor_files(target)
+    files = {name: placed[name] for name in (EMBEDDING, HEAD) if name in placed}
     if EMBEDDING not in files:
         raise ConfigError(f"{target} has no tensor {EMBEDDING}")
     loaded: dict[str, Tensor] = {}

@@ -19,18 +19,37 @@ from dflash_ops.rotary import Rotation
 from drafter.model import DraftModel
 
 
+class FeatureProjection:
+    """The first half, which every layer shares: ``hidden_norm(fc(features))``.
+
+    It can run where the features are made, so that a row of ``H`` travels and not one of ``K*H``.
+
+    Args:
+        model: a draft model that still has its weights.
+        factor: multiplies the result; a power of two, so that it can be given later as well.
+    """
+
+    def __init__(self, model: DraftModel, factor: float = 1.0) -> None:
+        self._product = product_of(model.fc.weight.detach())
+        self._norm = RootMeanSquareNorm.of(model.hidden_norm, factor)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Target features ``[T, K*H]`` -> context ``[T, H]``, times the factor."""
+        return self._norm(self._product(features))
+
+
 class ContextProjection:
     """Inference-only projection of features; keeps copies of the weights it needs.
 
     Args:
         model: a draft model that still has its weights.
+        is_projected: features have gone through a ``FeatureProjection`` of the same model.
     """
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: DraftModel, is_projected: bool = False) -> None:
         layers: list[Any] = [layer.self_attn for layer in model.layers]
         self._num_layers = len(layers)
         self._head_dim: int = layers[0].head_dim
-        self._feature_product = product_of(model.fc.weight.detach())
         keys = [layer.k_proj for layer in layers]
         values = [layer.v_proj for layer in layers]
         bias = None
@@ -38,7 +57,9 @@ class ContextProjection:
             bias = torch.cat([layer.bias.detach() for layer in keys + values])
         weight = torch.cat([layer.weight.detach() for layer in keys + values])
         self._kv_product = product_of(weight, bias)
-        self._hidden_norm = RootMeanSquareNorm.of(model.hidden_norm, self._kv_product.input_scale)
+        self._project: FeatureProjection | None = None
+        if not is_projected:
+            self._project = FeatureProjection(model, self._kv_product.input_scale)
         self._num_kv_heads = keys[0].weight.shape[0] // self._head_dim
         key_norms = [
             layer.k_norm.weight.detach().expand(self._num_kv_heads, -1) for layer in layers
@@ -49,10 +70,14 @@ class ContextProjection:
         )
 
     def __call__(self, features: Tensor, rotation: Rotation) -> Tensor:
-        """Target features ``[T, K*H]`` -> ``[L, T, 2, G, D]`` (rotated keys, then values)."""
+        """Target features ``[T, K*H]``, or ``[T, H]`` once projected -> ``[L, T, 2, G, D]`` (rotated
+        keys, then values)."""
         num_tokens = features.shape[0]
-        context = self._hidden_norm(self._feature_product(features))
-        projected = self._kv_product.of_scaled(context).view(num_tokens, -1, self._head_dim)
+        if self._project is None:
+            projected = self._kv_product(features)
+        else:
+            projected = self._kv_product.of_scaled(self._project(features))
+        projected = projected.view(num_tokens, -1, self._head_dim)
         keys, values = projected.chunk(2, dim=1)  # [T, L * G, D]
         shape = (num_tokens, self._num_layers, self._num_kv_heads, self._head_dim)
         kv = torch.stack(

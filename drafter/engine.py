@@ -82,6 +82,7 @@ class DrafterEngine(Drafter):
         index: which rows and ingests are this drafter's.
         taps: places of this drafter's K layers among the U, in its own order; None: these are all.
         kernel: attention over ``pool``; None: torch's operators.
+        is_projected: the FeaturePools hold ``[rows, H]`` that the verifier has projected for this drafter.
     """
 
     def __init__(
@@ -93,10 +94,13 @@ class DrafterEngine(Drafter):
         index: int = 0,
         taps: list[int] | None = None,
         kernel: RowKernel | None = None,
+        is_projected: bool = False,
     ) -> None:
         super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
         self.model = model
-        self._context = ContextProjection(model)  # before the layers give their weights up
+        self._context = ContextProjection(
+            model, is_projected
+        )  # before the layers give their weights up
         self._has_convolutions = model.settings.convolution is not None
         self._layers: Sequence[PackedLayer] = (
             packed_draft_layers(model.layers)

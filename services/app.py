@@ -12,12 +12,11 @@ from ray.serve import Application, Deployment
 from services.config import AppArgs
 from services.coordinator_deployment import CoordinatorDeployment
 from services.gateway_deployment import GatewayDeployment
+from services.placement import COORDINATOR_CPUS, SPREAD, bundles
 from services.scaling import replica_options, router_config
 from services.settings import gateway_settings
 from services.spec import make_spec
 
-# The replica itself needs a core's share besides its executors.
-COORDINATOR_CPUS = 0.25
 GATEWAY_CPUS = 0.25
 HEALTH_CHECK_PERIOD_S = 2
 
@@ -39,17 +38,13 @@ def build(args: AppArgs) -> Application:
     """
     spec = make_spec(args)
     settings = gateway_settings(args, spec)
-    num_lanes, num_drafters = spec.num_lanes, len(spec.drafters)
-    executors = [args.verifier] * num_lanes + [args.drafter] * num_drafters
-    bundle = {
-        "CPU": COORDINATOR_CPUS + sum(executor.num_cpus for executor in executors),
-        "GPU": sum(executor.num_gpus for executor in executors),
-    }
+    num_lanes = spec.num_lanes
     coordinator = _deployment(
         CoordinatorDeployment,
         name="Coordinator",
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
-        placement_group_bundles=[{name: n for name, n in bundle.items() if n > 0}],
+        placement_group_bundles=bundles(args, spec.placement),
+        placement_group_strategy="SPREAD" if spec.placement == SPREAD else "PACK",
         max_ongoing_requests=num_lanes * (args.engine.max_rows + args.engine.max_waiting),
         max_queued_requests=args.engine.max_waiting,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,

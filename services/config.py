@@ -179,6 +179,18 @@ class ExecutorArgs(Section):
     num_threads: int = Field(1, ge=1, description="Torch threads when running on CPU.")
 
 
+class VerifierArgs(ExecutorArgs):
+    """Resources of each verifier actor, which is one rank of the target."""
+
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Actors that share the target: each has a part of its heads and MLP columns. For "
+        "Qwen3 and Llama; num_cpus, num_gpus and num_threads are each one's.",
+    )
+
+
 class DrafterArgs(ExecutorArgs):
     """Resources of each drafter actor, and whom it works for."""
 
@@ -193,12 +205,20 @@ class DrafterArgs(ExecutorArgs):
 class FeatureArgs(Section):
     """How target features reach the drafter."""
 
-    transport: Literal["auto", "shm", "cuda_ipc"] = Field(
-        "auto", description="Ray Direct Transport backend; auto: shm on CPU, cuda_ipc on one GPU."
+    transport: Literal["auto", "shm", "cuda_ipc", "nixl"] = Field(
+        "auto",
+        description="Ray Direct Transport backend; auto: shm on CPU, cuda_ipc on one GPU, nixl (a package of "
+        "its own) between GPUs and between nodes.",
     )
-    mode: Literal["alias", "pull"] = Field(
-        "alias",
-        description="alias: map the pool once; pull: one ray.get of the persistent reference a step.",
+    mode: Literal["auto", "alias", "pull"] = Field(
+        "auto",
+        description="alias: map the pool once, with shm and cuda_ipc; pull: one ray.get of the persistent "
+        "reference a step, with shm and nixl; auto: alias where that is possible.",
+    )
+    projected_by: Literal["drafter", "verifier"] = Field(
+        "drafter",
+        description="Who applies the drafter's fc and hidden_norm to features; with verifier one row of "
+        "hidden size travels per position in place of one per tapped layer. For a single DFlash drafter.",
     )
 
 
@@ -323,10 +343,16 @@ class AppArgs(Section):
     model: ModelArgs = ModelArgs()
     engine: EngineArgs = EngineArgs()
     block_scheduler: BlockSchedulerArgs = BlockSchedulerArgs()
-    verifier: ExecutorArgs = ExecutorArgs()
+    verifier: VerifierArgs = VerifierArgs()
     drafter: DrafterArgs = DrafterArgs()
     features: FeatureArgs = FeatureArgs()
     link: LinkArgs = LinkArgs()
+    placement: Literal["auto", "same_gpu", "same_node", "spread"] = Field(
+        "auto",
+        description="Where verifier and drafters of a group run: on one card, on one node, or spread over "
+        "nodes as far as there are any (ranks stay together); auto: same_gpu where num_gpus fit one card, "
+        "else same_node.",
+    )
     gateway: GatewayArgs = GatewayArgs()
     num_engine_groups: int = Field(
         1, ge=1, description="Coordinator replicas, each with verifiers and drafters of its own."

@@ -184,7 +184,7 @@ class CoordinatorDeployment:
             for ring in self._group.rings
         ]
         for index, lane in enumerate(self._lanes):
-            lane.start(args.link.for_lane(index).pin_cpu)
+            lane.start(args.link.for_lane(index * spec.num_ranks).pin_cpu)
 
     async def generate(
         self, frame: bytes, work: int = 0, prefix: bytes = b""
@@ -224,6 +224,8 @@ class CoordinatorDeployment:
         """None when the group can serve, else the wire form of why not."""
         try:
             await self.check_health()
+            if self._group.is_being_replaced:
+                raise EngineUnavailableError("lost executors are being replaced; requests wait")
         except DFlashError as error:
             return error_to_wire(error)
         return None

@@ -17,6 +17,7 @@ from drafter.checkpoint import load_draft_model
 from drafter.checkpoint.eagle3 import load_eagle3_model
 from drafter.checkpoint.pairing import check_values, pair_values
 from drafter.checkpoint.target import target_values
+from drafter.context import FeatureProjection
 from drafter.drafter import Drafter
 from drafter.eagle3.engine import Eagle3Drafter
 from drafter.eagle3.model import Eagle3Model
@@ -29,6 +30,8 @@ from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
 from verifier.grammars import GrammarPool, load_vocabulary
+from verifier.rank_group import RankGroup
+from verifier.ranks import RankEngine, RankLeader
 from verifier.target import TargetModel
 
 DraftSource = DraftModel | Eagle3Model | NgramSettings
@@ -41,9 +44,18 @@ def torch_dtype(spec: EngineSpec) -> torch.dtype:
     return dtype
 
 
-def load_target(spec: EngineSpec) -> TargetModel:
-    """Load the target model of ``spec``."""
-    return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device))
+def rank_group(spec: EngineSpec, rank: int, timeout_s: float) -> RankGroup:
+    """One rank's place among those that share the target; it has not met the others yet."""
+    return RankGroup(rank, spec.num_ranks, torch.device(spec.device), timeout_s)
+
+
+def load_target(spec: EngineSpec, group: RankGroup | None = None) -> TargetModel:
+    """Load the target model of ``spec``, or the share of one of its ranks.
+
+    Raises:
+        ConfigError: it cannot be loaded, or not split.
+    """
+    return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device), group)
 
 
 def load_drafter(spec: EngineSpec, index: int = 0) -> DraftSource:
@@ -116,11 +128,9 @@ def engine_limits(
     )
 
 
-def build_verifier(
-    spec: EngineSpec, target: TargetModel, feature_pool: torch.Tensor, taps: list[int]
-) -> VerifierEngine:
-    """Put a loaded target behind its KV pool."""
-    pool = PagedPool(
+def target_pool(spec: EngineSpec, target: TargetModel) -> PagedPool:
+    """A KV pool for a loaded target, or for a rank's share of one."""
+    return PagedPool(
         target.num_layers,
         spec.num_pages,
         spec.page_size,
@@ -129,6 +139,28 @@ def build_verifier(
         target.dtype,
         target.device,
     )
+
+
+def build_rank(spec: EngineSpec, target: TargetModel) -> RankEngine:
+    """Put a rank's share of the target, from rank 1 on, behind its KV pool."""
+    pool = target_pool(spec, target)
+    kernel = kernel_of(spec, pool, target.num_heads // target.num_kv_heads)
+    return RankEngine(target, pool, kernel)
+
+
+def build_verifier(
+    spec: EngineSpec,
+    target: TargetModel,
+    feature_pool: torch.Tensor,
+    taps: list[int],
+    ranks: RankLeader | None = None,
+) -> VerifierEngine:
+    """Put a loaded target behind its KV pool; ``ranks``: ``target`` is rank 0's share of it.
+
+    Raises:
+        ConfigError: the target cannot do what the spec asks, or the drafter's weights cannot be loaded.
+    """
+    pool = target_pool(spec, target)
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
@@ -139,14 +171,34 @@ def build_verifier(
         taps,
         is_deterministic=spec.is_deterministic,
         grammars=grammars,
-        kernel=_kernel(spec, pool, target.num_heads // target.num_kv_heads),
+        kernel=kernel_of(spec, pool, target.num_heads // target.num_kv_heads),
+        ranks=ranks,
+        project=load_projection(spec) if spec.projects_features else None,
     )
 
 
-def _kernel(spec: EngineSpec, pool: PagedPool, heads_per_kv: int) -> RowKernel | None:
+def kernel_of(spec: EngineSpec, pool: PagedPool, heads_per_kv: int) -> RowKernel | None:
+    """Return the compiled attention for a pool; None where there is none, or none is wanted."""
     if spec.kernel_folder is None:
         return None
     return row_kernel(pool, heads_per_kv, Path(spec.kernel_folder))
+
+
+def load_projection(spec: EngineSpec) -> FeatureProjection:
+    """Load what the only drafter of ``spec`` does first to features, for the verifier to do it.
+
+    Raises:
+        ConfigError: the drafter cannot be loaded.
+    """
+    model = load_draft_model(Path(spec.drafter_path), torch_dtype(spec), GATHERED)
+    for part in (model.fc, model.hidden_norm):
+        part.to(torch.device(spec.device))
+    return FeatureProjection(model)
+
+
+def feature_width(spec: EngineSpec, target: TargetModel, taps: list[int]) -> int:
+    """Elements of a row of the FeaturePool."""
+    return (1 if spec.projects_features else len(taps)) * target.hidden_size
 
 
 def build_drafter(
@@ -175,5 +227,13 @@ def build_drafter(
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
     if isinstance(model, Eagle3Model):
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
-    kernel = _kernel(spec, pool, heads_per_kv(config))
-    return DrafterEngine(model, borrowed, pool, feature_pools, index, taps, kernel)
+    return DrafterEngine(
+        model,
+        borrowed,
+        pool,
+        feature_pools,
+        index,
+        taps,
+        kernel=kernel_of(spec, pool, heads_per_kv(config)),
+        is_projected=spec.projects_features,
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_wire.codec import (
     decode_drafts,
@@ -26,7 +26,11 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepResult
 from services.config import LinkArgs
 from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
+from services.ranks import RankLinks, own_host
 from services.spec import DraftFacts, EngineSpec
+
+if TYPE_CHECKING:
+    from verifier.ranks import RankLeader
 
 # NOTE: torch is imported inside the actors. Builder and coordinator only need these classes to create
 # them, and importing torch in three processes one after another would double the start-up time.
@@ -181,22 +185,48 @@ class StepGate:
 
 
 class VerifierActor:
-    """Ray actor around the target model. Life cycle: ``pair``, ``connect``."""
+    """Ray actor around the target model, or rank 0's share of it.
 
-    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_transport: str) -> None:
+    Life cycle: with other ranks ``open_ranks``, ``join_ranks`` and ``lead_ranks``, then ``pair``,
+    ``connect``.
+    """
+
+    def __init__(self, spec: EngineSpec, link: LinkArgs) -> None:
         import torch
 
-        from services.engines import load_target
+        from services.engines import load_target, rank_group
         from services.shm_transport import register_shm_transport
 
         register_shm_transport()
         torch.set_num_threads(spec.verifier_threads)
         self._spec = spec
         self._link = link
-        self._feature_transport = feature_transport
-        self._target = load_target(spec)
+        self._group = rank_group(spec, 0, link.step_timeout_s) if spec.num_ranks > 1 else None
+        self._target = load_target(spec, self._group)
+        self._ranks: RankLeader | None = None
         self._stage: RingStage | None = None
         self._gate = StepGate()
+
+    def open_ranks(self) -> tuple[str, int]:
+        """Let the other ranks find this one; return host and port."""
+        assert self._group is not None
+        host = own_host()
+        return host, self._group.open(host)
+
+    def join_ranks(self, host: str, port: int) -> None:
+        """Meet the other ranks, which join at the same time.
+
+        Raises:
+            EngineUnavailableError: one did not come.
+        """
+        assert self._group is not None
+        self._group.join(host, port)
+
+    def lead_ranks(self, addresses: list[str]) -> None:
+        """Learn where the other ranks listen."""
+        from verifier.ranks import RankLeader
+
+        self._ranks = RankLeader(RankLinks(addresses).tell)
 
     def pair(self, drafters: list[DraftFacts]) -> tuple[list[Any], str, EngineLimits]:
         """Build the engine for its drafters.
@@ -208,16 +238,23 @@ class VerifierActor:
         Raises:
             ConfigError: a drafter was not made for this target.
         """
-        from services.engines import build_verifier, check_pair, engine_limits, union_taps
+        from services.engines import (
+            build_verifier,
+            check_pair,
+            engine_limits,
+            feature_width,
+            union_taps,
+        )
         from services.feature_pool import FeatureSender
 
         spec, target = self._spec, self._target
         for drafter in drafters:
             check_pair(target, drafter.config, drafter.taps)
         taps = union_taps([drafter.taps for drafter in drafters])
-        shape = (2 * spec.max_step_positions, len(taps) * target.hidden_size)
-        self._sender = FeatureSender(shape, target.dtype, target.device, self._feature_transport)
-        self._engine = build_verifier(spec, target, self._sender.pool, taps)
+        shape = (2 * spec.max_step_positions, feature_width(spec, target, taps))
+        transport = spec.features.transport
+        self._sender = FeatureSender(shape, target.dtype, target.device, transport)
+        self._engine = build_verifier(spec, target, self._sender.pool, taps, self._ranks)
         self._stage = RingStage(self._verify, self._link, spec.verifier_threads)
         sizes = [drafter.draft_block_size for drafter in drafters]
         limits = engine_limits(spec, target.max_positions, sizes)
@@ -231,7 +268,8 @@ class VerifierActor:
 
     def ping(self) -> bool:
         """Whether the actor can take steps."""
-        return self._stage is not None and self._stage.is_alive()
+        is_broken = self._ranks is not None and self._ranks.is_broken
+        return self._stage is not None and self._stage.is_alive() and not is_broken
 
     def compile_grammar(self, text: str) -> None:
         """Have a grammar ready when its request's first step comes; steps go on meanwhile.
@@ -258,7 +296,7 @@ class VerifierActor:
 class DrafterActor:
     """Ray actor around one draft model. Life cycle: ``describe``, ``attach``, ``connect``."""
 
-    def __init__(self, spec: EngineSpec, link: LinkArgs, feature_mode: str, index: int) -> None:
+    def __init__(self, spec: EngineSpec, link: LinkArgs, index: int) -> None:
         import torch
 
         from services.engines import load_drafter
@@ -268,7 +306,6 @@ class DrafterActor:
         torch.set_num_threads(spec.drafter_threads)
         self._spec = spec
         self._link = link
-        self._feature_mode = feature_mode
         self._index = index
         self._model = load_drafter(spec, index)
         self._stage: RingStage | None = None
@@ -294,7 +331,7 @@ class DrafterActor:
         from services.feature_pool import FeatureReceiver
 
         spec = self._spec
-        self._features = [FeatureReceiver(one, self._feature_mode) for one in references]
+        self._features = [FeatureReceiver(one, spec.features) for one in references]
         union = union_taps([drafter.taps for drafter in drafters])
         taps = taps_within(union, self._model.target_layer_ids)
         pools = [features.pool for features in self._features]

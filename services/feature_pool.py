@@ -10,27 +10,11 @@ from typing import Any
 
 import ray
 import torch
-from ray.experimental import set_target_for_ref
+from ray.experimental import register_nixl_memory, set_target_for_ref
 from torch import Tensor
 
-from dflash_wire.errors import ConfigError
-from services.shm_transport import (
-    TRANSPORT,
-    allocate_shared,
-    release_name,
-)
-
-
-def choose_transport(transport: str, device: str) -> str:
-    """Return Ray's name of the transport for a device.
-
-    Raises:
-        ConfigError: the transport does not work on that device.
-    """
-    wanted = {"auto": "shm" if device == "cpu" else "cuda_ipc"}.get(transport, transport)
-    if (wanted == "shm") != (device == "cpu"):
-        raise ConfigError(f"features.transport {wanted!r} does not work on device {device!r}")
-    return TRANSPORT if wanted == "shm" else "CUDA_IPC"
+from services.placement import NIXL, PULL, SHM, FeatureRoute
+from services.shm_transport import allocate_shared, release_name
 
 
 class FeatureSender:
@@ -38,13 +22,22 @@ class FeatureSender:
 
     The process has registered the shared-memory transport before (``register_shm_transport``).
     Owner: the verifier actor; only the verifier engine writes ``pool``.
+
+    Args:
+        shape: rows and width of the pool.
+        dtype: element type.
+        device: where the pool lives.
+        transport: ``shm``, ``cuda_ipc`` or ``nixl``.
+
+    Raises:
+        ConfigError: shared memory is full.
     """
 
     def __init__(
         self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, transport: str
     ) -> None:
-        self.transport = choose_transport(transport, device.type)
-        if self.transport == TRANSPORT:
+        self._transport = transport
+        if transport == SHM:
             self.pool = allocate_shared(shape, dtype)
         else:
             self.pool = torch.zeros(shape, dtype=dtype, device=device)
@@ -52,27 +45,30 @@ class FeatureSender:
 
     def reference(self) -> Any:
         """Put the pool into direct transport; call once, inside the actor."""
-        self._ref = ray.put([self.pool], _tensor_transport=self.transport)
+        self._ref = ray.put([self.pool], _tensor_transport=self._transport.upper())
         return self._ref
 
     def peer_attached(self) -> None:
         """The drafter has mapped the pool: its name is no longer needed."""
-        release_name(self.pool)
+        if self._transport == SHM:
+            release_name(self.pool)
 
 
 class FeatureReceiver:
     """The drafter's end. ``pool`` is what the drafter engine reads."""
 
-    def __init__(self, reference: Any, mode: str) -> None:
+    def __init__(self, reference: Any, route: FeatureRoute) -> None:
         self._reference = reference
         (mapped,) = ray.get(reference)
-        self._mode = mode
+        self._mode = route.mode
         self.pool: Tensor = mapped
-        if mode == "pull":
+        if route.mode == PULL:
             self.pool = torch.empty_like(mapped)
+            if route.transport == NIXL:
+                register_nixl_memory(self.pool)  # once, not for every pull
             set_target_for_ref(reference, [self.pool])
 
     def refresh(self) -> None:
         """Make the pool current for this step: a pull, or nothing."""
-        if self._mode == "pull":
+        if self._mode == PULL:
             ray.get(self._reference)

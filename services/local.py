@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from dflash_wire.errors import error_from_wire
+from dflash_wire.errors import ConfigError, error_from_wire
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, GenerationRequest, StepPlan, StepResult, TokenChunk
 from drafter.drafter import Drafter
@@ -25,6 +25,7 @@ from services.engines import (
     check_pair,
     draft_facts,
     engine_limits,
+    feature_width,
     load_drafter,
     load_target,
     taps_within,
@@ -66,8 +67,10 @@ def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
     """Load all models into this process: one verifier, whatever ``num_lanes`` says.
 
     Raises:
-        ConfigError: a model cannot be loaded or a drafter does not match.
+        ConfigError: a model cannot be loaded or a drafter does not match, or the target is to be split.
     """
+    if spec.num_ranks > 1:
+        raise ConfigError("verifier.tensor_parallel needs Ray's actors; in one process it is 1")
     target = load_target(spec)
     models = [load_drafter(spec, index) for index in range(len(spec.drafters))]
     facts = [draft_facts(model) for model in models]
@@ -75,7 +78,7 @@ def build_local_ring(spec: EngineSpec) -> tuple[LocalRing, EngineLimits]:
         check_pair(target, drafter.config, drafter.taps)
     taps = union_taps([drafter.taps for drafter in facts])
     features = torch.zeros(
-        (2 * spec.max_step_positions, len(taps) * target.hidden_size),
+        (2 * spec.max_step_positions, feature_width(spec, target, taps)),
         dtype=target.dtype,
         device=target.device,
     )

@@ -6,10 +6,19 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_wire.errors import ConfigError
 from services.config import AppArgs
 from services.drafter_kinds import NGRAM_DRAFTER, DrafterKind, kind_of
 from services.model_files import read_json
 from services.model_paths import resolve_model_path
+from services.placement import (
+    ALIASED_SHM,
+    SAME_NODE,
+    FeatureRoute,
+    choose_placement,
+    choose_route,
+)
+from verifier.shard_rules import check_shardable
 
 
 def file_digest(folder: str) -> str:
@@ -69,6 +78,12 @@ class EngineSpec:
     """Longest block of drafters whose checkpoints know no limit."""
     ngram_match: tuple[int, int] = (2, 8)
     """Least and most tokens that prompt lookup compares."""
+    num_ranks: int = 1
+    """Processes that share the target."""
+    placement: str = SAME_NODE
+    features: FeatureRoute = ALIASED_SHM
+    projects_features: bool = False
+    """The verifier applies the drafter's ``fc`` and ``hidden_norm``."""
 
     @property
     def drafter_path(self) -> str:
@@ -84,13 +99,18 @@ def make_spec(args: AppArgs) -> EngineSpec:
     """Resolve model paths and flatten the arguments.
 
     Raises:
-        ConfigError: a model cannot be found.
+        ConfigError: a model cannot be found, the target cannot be split over so many ranks, or executors or
+            features cannot go where they are to.
     """
+    target_path = resolve_model_path(args.model.target)
+    _check_ranks(args, target_path)
+    drafters = tuple(_drafter_spec(name, model) for name, model in args.model.all_drafters.items())
+    projects_features = args.features.projected_by == "verifier"
+    if projects_features and [drafter.kind for drafter in drafters] != [DrafterKind.DFLASH]:
+        raise ConfigError("features.projected_by 'verifier' needs one drafter, a DFlash one")
     return EngineSpec(
-        target_path=resolve_model_path(args.model.target),
-        drafters=tuple(
-            _drafter_spec(name, model) for name, model in args.model.all_drafters.items()
-        ),
+        target_path=target_path,
+        drafters=drafters,
         num_lanes=args.drafter.shared_by,
         dtype=args.model.dtype,
         device=args.model.device,
@@ -105,7 +125,34 @@ def make_spec(args: AppArgs) -> EngineSpec:
         kernel_folder=args.engine.kernel_folder,
         chain_width=args.model.chain_width,
         ngram_match=args.model.ngram_match,
+        num_ranks=args.verifier.tensor_parallel,
+        placement=choose_placement(args),
+        features=choose_route(args),
+        projects_features=projects_features,
     )
+
+
+def _check_ranks(args: AppArgs, target_path: str) -> None:
+    """Refuse what does not work with several ranks before anything is loaded.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    num_ranks = args.verifier.tensor_parallel
+    if num_ranks == 1:
+        return
+    if args.engine.deterministic:
+        raise ConfigError(
+            "engine.deterministic needs verifier.tensor_parallel 1: in which order ranks are summed up "
+            "depends on how many tokens a pass has"
+        )
+    num_gpus = args.verifier.num_gpus
+    if args.model.device == "cuda" and (num_gpus < 1 or num_gpus % 1):
+        raise ConfigError(
+            f"verifier.tensor_parallel {num_ranks} needs whole GPUs, but verifier.num_gpus is {num_gpus}: "
+            "nccl joins no two ranks on one card"
+        )
+    check_shardable(read_json(Path(target_path) / "config.json", is_required=True), num_ranks)
 
 
 def _drafter_spec(name: str, model: str) -> DrafterSpec:

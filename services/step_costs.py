@@ -20,6 +20,7 @@ from gateway.coordinator.block_scheduler.sweep import Cell, sweep, sweep_cells
 from gateway.coordinator.block_scheduler.trees import blocks_within
 from services.config import AppArgs
 from services.drafter_kinds import DrafterKind
+from services.placement import SAME_NODE
 from services.spec import DrafterSpec, EngineSpec, file_digest
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,13 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
     Args:
         layout: how coordinator, drafter and verifier share processes.
     """
-    kind = {"deterministic": True} if spec.is_deterministic else {}
+    kind: dict[str, object] = {"deterministic": True} if spec.is_deterministic else {}
     if spec.kernel_folder is not None and find_compiler() is not None:
         kind["compiled"] = True
+    if spec.num_ranks > 1:
+        kind["ranks"] = spec.num_ranks
+    if spec.placement != SAME_NODE:
+        kind["placement"] = spec.placement
     return {
         **kind,
         "layout": layout,

@@ -7,26 +7,27 @@ rebuilt from committed tokens.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
 from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
-from dflash_ops.tokenwise import plan_tokenwise
 from dflash_wire.errors import FatalError
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.proposals import unpacked_proposals
 from dflash_wire.records import DraftResult, StepPlan, StepResult
 from dflash_wire.trees import TreeOutcome
-from verifier.acceptance import accept, ancestor_mask, chain_within
+from verifier.acceptance import accept, chain_within
 from verifier.determinism import check_deterministic
 from verifier.grammars import GrammarPool
 from verifier.logprobs import Asked, logprobs_of
+from verifier.packed_pass import PackedPass, PassOutput
 from verifier.packing import PackedRow, pack_rows, with_drafts
 from verifier.processors import ProcessedRow, process
+from verifier.ranks import RankLeader
 from verifier.rejection import choose_by_rejection
 from verifier.slots import SlotPool
 from verifier.target import TargetModel
@@ -41,11 +42,16 @@ class VerifierEngine:
     Args:
         target: the loaded model.
         pool: its KV pool.
-        feature_pool: ``[max_step_positions, K*H]``, shared with the drafter; written here only.
+        feature_pool: ``[rows, K*H]``, or as wide as ``project`` makes it, shared with the drafter;
+            written here only.
         target_layer_ids: tapped layers, in the drafter's order.
         is_deterministic: give tokens the same bits whatever stands beside them.
         grammars: compiled for the target's vocabulary; None: no request may have one.
         kernel: attention over ``pool``; it is deterministic unasked. None: torch's operators.
+        ranks: the way to the other ranks of a split target, of which ``target`` is rank 0's share; None:
+            it is whole.
+        project: applied to the features ``[n, K*H]`` of kept positions before they go into the pool;
+            None: they go there as they are.
 
     Raises:
         ConfigError: that is not possible with this target.
@@ -61,16 +67,19 @@ class VerifierEngine:
         is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
         kernel: RowKernel | None = None,
+        ranks: RankLeader | None = None,
+        project: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if is_deterministic:
             check_deterministic(target)
-        self._is_deterministic = is_deterministic
+        self._ranks = ranks
+        self._project = project
+        self._pass = PackedPass(target, pool, kernel, is_deterministic=is_deterministic)
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool
         self.target_layer_ids = target_layer_ids
         self.grammars = grammars
-        self._kernel = kernel
         self._slots = SlotPool(target.vocab_size, target.device, grammars)
         self.num_guided_tokens = 0
         """Committed under a grammar."""
@@ -96,18 +105,16 @@ class VerifierEngine:
 
         Raises:
             FatalError: plan and drafts do not fit together.
+            ExecutorLostError: another rank of the target is gone.
         """
         began = time.perf_counter()
         packed = pack_rows(plan, drafts)
         has_extras = any(row.extras is not None for row in plan.rows)
         processed = self._processed(packed) if has_extras else {}
-        step = self._attention(packed)
-        hidden, features = self.target.forward(
-            self._token_ids(packed), self._positions(packed), step, self.target_layer_ids
-        )
-        logits, chosen = self._choose(packed, hidden, list(processed.values()))
+        output = self._run_target(plan.step_id, packed)
+        logits, chosen = self._choose(packed, output.hidden, list(processed.values()))
         committed, trees, kept, slots = self._accept(packed, chosen)
-        self._commit(plan, step, features, kept, slots)
+        self._commit(plan, output, kept, slots)
         self._advance(processed, packed, committed, kept)
         result = StepResult(
             plan.step_id,
@@ -121,41 +128,16 @@ class VerifierEngine:
             result.num_drafted = [len(p.draft_token_ids) for p in packed]
         if has_extras:
             result.logprobs = self._logprobs(packed, logits, committed, kept)
-            result.prompt_logprobs = self._prompt_logprobs(packed, hidden)
+            result.prompt_logprobs = self._prompt_logprobs(packed, output.hidden)
         result.verify_ms = (time.perf_counter() - began) * 1e3
         return result
 
-    def _attention(self, packed: list[PackedRow]) -> StepAttention:
-        rows = []
-        for p in packed:
-            visible: Visible | Tensor = Visible.CAUSAL
-            depths = None
-            if not p.is_chain:
-                visible, depths = ancestor_mask(p.parents), p.depths
-            start = p.row.start_position
-            rows.append(AttentionRow(p.offset, p.width, p.row.page_ids, start, visible, depths))
-        if self._is_deterministic and (self._kernel is None or self.target.reaches is not None):
-            plan = plan_tokenwise(rows, self.pool, self.target.reaches)
-            return StepAttention([], tokenwise=plan)
-        heads_per_kv = self.target.num_heads // self.target.num_kv_heads
-        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches, self._kernel)
-
-    def _token_ids(self, packed: list[PackedRow]) -> Tensor:
-        ids: list[int] = []
-        for p in packed:
-            ids += p.row.token_ids
-            ids += p.draft_token_ids
-        return torch.tensor(ids, dtype=torch.int64, device=self.target.device)
-
-    def _positions(self, packed: list[PackedRow]) -> list[int]:
-        positions: list[int] = []
-        for p in packed:
-            start = p.row.start_position
-            if p.row.is_prefill:
-                positions += range(start, start + p.width)
-            else:
-                positions += [start + depth for depth in p.depths]
-        return positions
+    def _run_target(self, step_id: int, packed: list[PackedRow]) -> PassOutput:
+        """The pass over all rows, on every rank."""
+        if self._ranks is None:
+            return self._pass.run(packed, self.target_layer_ids)
+        with self._ranks.joint_pass(step_id, packed):
+            return self._pass.run(packed, self.target_layer_ids)
 
     def _processed(self, packed: list[PackedRow]) -> dict[int, ProcessedRow]:
         """Rows that have processors and yield tokens, by their places. Fills slots, and puts tokens that
@@ -273,10 +255,8 @@ class VerifierEngine:
         committed: list[list[int]] = []
         trees: list[TreeOutcome | None] = []
         kept: list[list[int]] = []
-        slots: list[Tensor] = []
         for p in packed:
             mine = chosen[p.logits_offset : p.logits_offset + p.num_logits]
-            start = p.row.start_position
             tree = None
             if p.row.is_prefill:
                 committed.append(mine)
@@ -291,28 +271,24 @@ class VerifierEngine:
                     tree = TreeOutcome(p.width - 1, accepted_nodes, p.scores, *chain)
             trees.append(tree)
             kept.append([p.offset + node for node in nodes])
-            slots.append(self.pool.slots(p.row.page_ids, start, start + len(nodes)))
-        return committed, trees, kept, slots
+        return committed, trees, kept, self._pass.slots(packed, kept)
 
     def _commit(
-        self,
-        plan: StepPlan,
-        step: StepAttention,
-        features: Tensor,
-        kept: list[list[int]],
-        slots: list[Tensor],
+        self, plan: StepPlan, output: PassOutput, kept: list[list[int]], slots: list[Tensor]
     ) -> None:
         """Write the accepted path's K/V into pages, and its features to the front of the row's range.
 
         That range is the planned one: a tree may have turned out smaller.
         """
-        device = self.pool.device
-        index = torch.tensor([i for mine in kept for i in mine], dtype=torch.int64, device=device)
-        step_kv = torch.stack(step.step_kv)  # [L, T, 2, G, D]
-        self.pool.write(torch.cat(slots), step_kv[:, index])
+        if self._ranks is not None:
+            self._ranks.keep(plan.step_id, kept)
+        index = self._pass.index_of(kept)
+        self._pass.keep(output.step, index, slots)
         places: list[int] = []
         for first, row_slots in zip(plan.feature_offsets(), slots, strict=True):
             places += range(first, first + row_slots.shape[0])
-        self.feature_pool.index_copy_(
-            0, torch.tensor(places, device=device), features[index].to(self.feature_pool.dtype)
-        )
+        features = output.features[index]
+        if self._project is not None:
+            features = self._project(features)
+        where = torch.tensor(places, device=self.pool.device)
+        self.feature_pool.index_copy_(0, where, features.to(self.feature_pool.dtype))

@@ -19,6 +19,27 @@ from dflash_ops.products import product_of
 from dflash_ops.rotary import RotaryTables
 from dflash_wire.errors import ConfigError
 from verifier.families import layer_kinds, layer_reaches, load_target_config, rotates_by_kind
+from verifier.rank_group import RankGroup
+from verifier.shard import load_shard
+
+
+def load_whole(path: str, config: Any, dtype: torch.dtype) -> Any:
+    """Load all of a target onto the CPU as transformers' own model.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=GATHERED,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
 
 
 class TargetModel:
@@ -28,27 +49,27 @@ class TargetModel:
         path: local folder or hub id; safetensors only, no remote code.
         dtype: compute and weight type.
         device: where to run.
+        group: the ranks that share the target, of which this process holds one; None: it holds all of it.
 
     Raises:
         ConfigError: the model cannot be loaded or is of an unsupported family.
     """
 
-    def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        path: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
         self.config = load_target_config(path)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=self.config,
-                dtype=dtype,
-                attn_implementation=GATHERED,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot load the target model at {path!r}: {error}") from error
-        self.model: Any = model.to(device).eval()  # type: ignore[arg-type]
+        if group is None:
+            model = load_whole(path, self.config, dtype)
+        else:
+            model = load_shard(path, self.config, dtype, group)
+        self.model: Any = model.to(device).eval()
         base = self.model.model
-        self.layers = packed_layers(base.layers)
+        self.layers = packed_layers(base.layers, None if group is None else group.summed)
         kinds: list[str | None] = [None] * len(base.layers)
         if rotates_by_kind(self.config):
             kinds = list(layer_kinds(self.config))
@@ -63,8 +84,10 @@ class TargetModel:
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.reaches = layer_reaches(config)
         self.num_layers: int = config.num_hidden_layers
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
+        num_ranks = 1 if group is None else group.num_ranks
+        self.num_heads: int = config.num_attention_heads // num_ranks
+        """Of this process, as ``num_kv_heads``."""
+        self.num_kv_heads: int = config.num_key_value_heads // num_ranks
         self.head_dim: int = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
         )
@@ -85,7 +108,8 @@ class TargetModel:
             token_ids: ``[T]`` int64.
             positions: T absolute positions.
             step: attention metadata; collects every layer's keys and values.
-            target_layer_ids: 0-based layers whose *outputs* are captured, in this order.
+            target_layer_ids: 0-based layers whose *outputs* are captured, in this order; on a rank that
+                captures nothing, none.
 
         Returns:
             hidden states after the final norm ``[T, H]`` and target features ``[T, K*H]``.
@@ -99,7 +123,8 @@ class TargetModel:
             hidden = layer(hidden, rotations[self._kinds[index]], step)
             if index in wanted:
                 tapped[index] = hidden
-        features = torch.cat([tapped[i] for i in target_layer_ids], dim=-1)
+        captured = [tapped[i] for i in target_layer_ids]
+        features = torch.cat(captured, dim=-1) if captured else hidden[:, :0]
         return self._norm(hidden), features
 
     def logits(self, hidden: Tensor) -> Tensor:

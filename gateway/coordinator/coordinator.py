@@ -11,6 +11,7 @@ from functools import partial
 from dflash_wire.errors import (
     DFlashError,
     EngineUnavailableError,
+    ExecutorsReplacedError,
     FatalError,
     error_from_wire,
     error_to_wire,
@@ -259,7 +260,7 @@ class Coordinator:
         return is_closed
 
     def _send_next(self, started: float) -> bool:
-        """Plan a step and send it, if one may be sent; return whether one was."""
+        """Plan a step and send it, if one may be sent; return whether another may be now."""
         if not self._planner.has_work:
             return False
         num_cohorts = self._cohorts.choose(self._planner.num_running)
@@ -277,7 +278,8 @@ class Coordinator:
             self._ring.send(planned.plan)
         except Exception as error:
             self._fail_step(flight, error)
-            return False
+            # Nobody has ended then, and what was to go still is: plan it for the new executors.
+            return isinstance(error, ExecutorsReplacedError)
         return True
 
     def _land(self, flight: Flight) -> tuple[Flight, StepResult, float] | None:
@@ -356,7 +358,7 @@ class Coordinator:
         self._outbox.add(sequence, chunk)
 
     def _fail_step(self, flight: Flight, error: Exception) -> None:
-        """End the requests of a failed step and make all others prefill again.
+        """End the requests of a failed step, unless executors were replaced; make all others prefill again.
 
         Other steps in flight are given up: what they would commit, their sequences find again.
         """
@@ -371,7 +373,7 @@ class Coordinator:
         )
         self._flights.clear()
         for sequence in flight.planned.sequences:
-            if self._planner.is_running(sequence):
+            if self._planner.is_running(sequence) and not sequence.outlives(error):
                 self._end_with_error(sequence, error)
         self._planner.preempt_all()
         self._cohorts.pause()

@@ -61,7 +61,10 @@ def introduce(chunk: TokenChunk, sequence: Sequence, policy: str) -> None:
 
 
 def engine_error(error: Exception) -> dict[str, str | None]:
-    """Return the wire form of what went wrong: unavailable engines may be retried, the rest not."""
+    """Return the wire form of what went wrong: unavailable engines may be retried, the rest not.
+
+    That executors were replaced is no reason to end a request, unless it comes along each time.
+    """
     if isinstance(error, EngineUnavailableError | FatalError):
         return error_to_wire(error)
     return error_to_wire(FatalError(str(error_to_wire(error)["message"])))

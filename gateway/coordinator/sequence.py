@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dflash_wire.errors import ExecutorsReplacedError
 from dflash_wire.processors import RowExtras, TokenLogprobs
 from dflash_wire.records import GenerationRequest, GenerationStats
 from gateway.coordinator.outstanding import outstanding_tokens
 from gateway.coordinator.policy import BlockPolicy
 from gateway.coordinator.prefix_cache import PageNames
 
+MOST_LOSSES = 2
+"""Times that executors may be lost during a sequence's steps: it may be what they die of."""
 WARM = 0.75
 """Temperatures above this are a class of their own: their drafts fare worse."""
 
@@ -75,6 +78,7 @@ class Sequence:
         "last_cycle",
         "max_length",
         "num_cached",
+        "num_losses",
         "num_named_pages",
         "num_overtakes",
         "num_prefix_tokens",
@@ -122,6 +126,8 @@ class Sequence:
         self.is_in_flight = False
         """A step that has not landed has a row of it."""
         self.last_cycle: LastCycle | None = None
+        self.num_losses = 0
+        """Times that executors were lost during its steps."""
         self.is_urgent = False
         self.num_overtakes = 0
         """Younger sequences that were admitted while this one waited."""
@@ -165,6 +171,13 @@ class Sequence:
         """Expected work of this sequence; any thread may ask."""
         num_to_prefill = 0 if self.is_decoding else self.num_committed - self.num_cached
         return outstanding_tokens(num_to_prefill, self.num_remaining, expected_output_tokens)
+
+    def outlives(self, error: Exception) -> bool:
+        """Whether the sequence goes on after a step of its failed. Mutates ``num_losses``."""
+        if not isinstance(error, ExecutorsReplacedError):
+            return False
+        self.num_losses += 1
+        return self.num_losses <= MOST_LOSSES
 
     def add_pending(self, pending: PendingIngest) -> None:
         """Have the drafter ingest more features some time. Mutates cache state."""

@@ -67,8 +67,17 @@ PACKED: dict[str, Callable[[Any], PackedLayer]] = {
 }
 
 
-def packed_layers(layers: Any) -> list[PackedLayer]:
-    """Make a model's decoder layers callable on packed rows: fused where their kind is known."""
+def packed_layers(
+    layers: Any, summed: Callable[[Tensor], Tensor] | None = None
+) -> list[PackedLayer]:
+    """Make a model's decoder layers callable on packed rows: fused where their kind is known.
+
+    Args:
+        layers: transformers' own.
+        summed: of ``FusedDecoderLayer``, for models all of whose layers are such; None: they are whole.
+    """
+    if summed is not None:
+        return [FusedDecoderLayer(layer, summed) for layer in layers]
     return [_packed(layer) for layer in layers]
 
 

@@ -9,6 +9,7 @@ Shape letters: T packed tokens, E hidden size, H query heads, G key/value heads,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dflash_ops.attention import StepAttention, attend_packed
 from dflash_ops.norms import Norm, norm_of
-from dflash_ops.products import joint_product
+from dflash_ops.products import Product, SummedProduct, joint_product
 from dflash_ops.rotary import Rotation
 
 
@@ -32,17 +33,20 @@ class FusedDecoderLayer:
 
     Args:
         layer: a transformers decoder layer; it gives its weights up (``joint_product``).
+        summed: where several processes have a share each of the heads and of the MLP's columns, and the layer
+            is this one's: adds up what all have. None: the layer is whole.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, summed: Callable[[Tensor], Tensor] | None = None) -> None:
         attention = layer.self_attn
+        self._summed = summed
         self._layer_idx: int = attention.layer_idx
         self._scale: float = attention.scaling
         self._head_dim: int = attention.head_dim
         self._num_heads: int = attention.q_proj.weight.shape[0] // self._head_dim
         self._num_kv_heads: int = attention.k_proj.weight.shape[0] // self._head_dim
         self._qkv = joint_product([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out = joint_product([attention.o_proj])
+        self._out = self._last_product(attention.o_proj)
         self._input_norm = norm_of(layer.input_layernorm, self._qkv.input_scale)
         self._qk_norm: Norm | None = None
         if hasattr(attention, "q_norm"):
@@ -57,9 +61,14 @@ class FusedDecoderLayer:
 
     def _fuse_gated(self, mlp: Any, norm: Any) -> None:
         self._gate_up = joint_product([mlp.gate_proj, mlp.up_proj])
-        self._down = joint_product([mlp.down_proj])
+        self._down = self._last_product(mlp.down_proj)
         self._activation = mlp.act_fn
         self._mlp_norm = norm_of(norm, self._gate_up.input_scale)
+
+    def _last_product(self, linear: Any) -> Product:
+        """What ends a sublayer."""
+        product = joint_product([linear])
+        return product if self._summed is None else SummedProduct(product, self._summed)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -89,6 +89,32 @@ class HalfProduct:
         return torch.add(residual, self.of_scaled(x), alpha=self.input_scale)
 
 
+class SummedProduct:
+    """A product whose inputs are spread over several processes: each has a part of the sum.
+
+    Args:
+        product: of this process's inputs with its part of the weights.
+        summed: adds what all processes have up; may do so in place.
+    """
+
+    def __init__(self, product: Product, summed: Callable[[Tensor], Tensor]) -> None:
+        self._product = product
+        self._summed = summed
+        self.input_scale = product.input_scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``Product``."""
+        return self._summed(self._product(x))
+
+    def of_scaled(self, x: Tensor) -> Tensor:
+        """See ``Product``."""
+        return self._summed(self._product.of_scaled(x))
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See ``Product``."""
+        return residual + self._summed(self._product(x))
+
+
 @cache
 def half_products_work() -> bool:
     """Whether this machine and this torch have the packed kernel."""
@@ -108,7 +134,7 @@ def half_scale(weight: Tensor) -> float | None:
 
     1 is preferred; any other one puts the largest element just below half precision's limit.
     """
-    largest = float(weight.abs().max())
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
     if not 0.0 < largest < math.inf:
         return None
     tolerance = largest * 2.0**-24

@@ -273,3 +273,14 @@ def decode_request(frame: bytes) -> GenerationRequest:
     if request.processors is None:
         return request
     return replace(request, processors=Processors(*rest[-3]))
+
+
+def encode_kept(step_id: int, kept: list[list[int]]) -> bytes:
+    """Encode which packed tokens of a step's rows stay."""
+    return pack((step_id, kept))
+
+
+def decode_kept(frame: bytes) -> tuple[int, list[list[int]]]:
+    """Decode ``encode_kept``."""
+    step_id, kept = unpack(frame)
+    return step_id, kept

@@ -9,6 +9,8 @@ DFlashError
     RetryableError              the server could not do it now; the same request may succeed later
         OverloadedError             429  the queue is full
         EngineUnavailableError      503  the engine is starting, draining, or lost an actor
+            ExecutorLostError       503  an executor is gone while others are; all will be replaced
+        ExecutorsReplacedError      503  all executors are new: steps in flight are lost, sequences are not
     RequestCancelledError       499  the client went away; never sent to anyone, only logged
     FatalError                  500  the engine cannot go on; health checks fail and it is replaced
         ConfigError                 500  the configuration cannot work; raised at start, never later
@@ -103,6 +105,18 @@ class EngineUnavailableError(RetryableError):
     """The engine is starting, draining, or has lost an actor."""
 
     code = "engine_unavailable"
+
+
+class ExecutorLostError(EngineUnavailableError):
+    """An executor is gone, which another noticed; the health check has all of them replaced."""
+
+    code = "executor_lost"
+
+
+class ExecutorsReplacedError(RetryableError):
+    """All executors are new and hold nothing. Between ring and coordinator only: sequences prefill again."""
+
+    code = "executors_replaced"
 
 
 class RequestCancelledError(DFlashError):

@@ -58,6 +58,7 @@ class StepRing(Protocol):
 
         Raises:
             EngineUnavailableError: an executor is gone or takes no messages.
+            ExecutorsReplacedError: all executors are new; nothing that was sent will be answered.
         """
 
     def receive(self, step_id: int) -> StepResult:
@@ -65,6 +66,7 @@ class StepRing(Protocol):
 
         Raises:
             EngineUnavailableError: an executor is gone or does not answer.
+            ExecutorsReplacedError: all executors are new; nothing that was sent will be answered.
         """
 
 

@@ -110,6 +110,7 @@ class FakeRing:
                     self._verify_step(plan)
                 self._histories = histories
                 continue
+            histories = {seq_id: tokens.copy() for seq_id, tokens in self._histories.items()}
             with self._watched(plan):
                 result = self._verify_step(plan)
             if plan.step_id == step_id:
@@ -117,6 +118,7 @@ class FakeRing:
         if self.sabotage is not None:
             sabotage, self.sabotage = self.sabotage, None
             self.lose_everything()
+            self._histories = histories  # nobody learns what the step committed
             self._given_up |= {plan.step_id for plan in self._in_flight}
             return sabotage(plan, result)
         return result

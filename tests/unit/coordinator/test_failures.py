@@ -12,6 +12,7 @@ from toy_target import always_wrong
 from dflash_wire.errors import (
     DFlashError,
     EngineUnavailableError,
+    ExecutorsReplacedError,
     FatalError,
     InvalidRequestError,
     error_from_wire,
@@ -21,6 +22,7 @@ from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator import coordinator as coordinator_module
 from gateway.coordinator.commit import commit_row
 from gateway.coordinator.planner import Planner
+from gateway.coordinator.sequence import MOST_LOSSES
 from gateway.coordinator.widths import WidthChooser
 
 
@@ -214,3 +216,53 @@ def test_failing_sink_ends_the_requests_that_lost_tokens() -> None:
     bench.submit(make_request("next"))
     bench.run_until_idle()
     bench.check_all_finished()
+
+
+REPLACED = ExecutorsReplacedError("an executor was lost; all have been replaced")
+
+
+@pytest.mark.parametrize("cohorts", [1, 2])
+def test_replaced_executors_end_no_request(cohorts: int) -> None:
+    bench = Bench(make_limits(max_step_positions=24), cohorts=(cohorts,))
+    for i in range(6):
+        bench.submit(make_request(f"r{i}", 9, 30, seed=i, family=i % 2))
+    for _ in range(MOST_LOSSES):
+        for _ in range(4):
+            bench.step()
+        bench.ring.sabotage = raising(REPLACED)
+    bench.run_until_idle()
+    bench.check_all_finished()
+    totals = bench.coordinator.snapshot().totals
+    assert (totals.num_failed_steps, totals.num_failed_requests) == (MOST_LOSSES, 0)
+
+
+def test_executors_that_were_replaced_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was in flight, but no page holds what it did."""
+    bench = Bench()
+    bench.submit(make_request("first", 9, 30))
+    bench.run_until_idle()
+    send, losses = bench.ring.send, [REPLACED]
+
+    def send_or_tell(plan: StepPlan) -> None:
+        if losses:
+            bench.ring.lose_everything()
+            raise losses.pop()
+        send(plan)
+
+    monkeypatch.setattr(bench.ring, "send", send_or_tell)
+    bench.submit(make_request("second", 9, 30))  # begins as the first did
+    bench.run_until_idle()
+    bench.check_all_finished()
+    assert bench.sink.chunks["second"][0].num_cached_tokens == 8
+
+
+def test_a_request_that_comes_along_with_every_loss_ends() -> None:
+    bench = Bench()
+    bench.submit(make_request("poison", 9, 30))
+    for num_losses in range(MOST_LOSSES + 1):
+        assert bench.sink.chunks.get("poison", [])[num_losses:] == []
+        bench.ring.sabotage = raising(REPLACED)
+        bench.step()
+    wire = bench.sink.last("poison").error
+    assert wire is not None and isinstance(error_from_wire(wire), FatalError)
+    bench.check_empty()

@@ -11,6 +11,7 @@ from dflash_ops import products
 from dflash_ops.products import (
     DenseProduct,
     HalfProduct,
+    SummedProduct,
     half_products_work,
     half_scale,
     joint_product,
@@ -115,3 +116,28 @@ def test_joint_products_are_the_layers_side_by_side(has_bias: bool, is_stored: b
             )
     else:
         assert all(layer.weight.numel() == 0 for layer in layers)
+
+
+@pytest.mark.parametrize("size", [0.05, 20.0])
+@torch.inference_mode()
+def test_parts_add_up_to_the_whole(size: float) -> None:
+    """Each process has some of the inputs; packed parts may have scales of their own."""
+    torch.manual_seed(0)
+    weight, bias = stored_weight(40, 24, size), torch.randn(40)
+    x, residual = torch.randn(5, 24), torch.randn(5, 40)
+    other = product_of(weight[:, 16:].contiguous())(x[:, 16:])
+    # The bias is one process's, whose part is therefore dense.
+    mine = SummedProduct(
+        product_of(weight[:, :16].contiguous(), bias), lambda part: part.add_(other)
+    )
+    expected = linear(x, weight, bias)
+    torch.testing.assert_close(mine(x[:, :16]), expected, atol=1e-4, rtol=1e-5)
+    scaled = x[:, :16] * mine.input_scale
+    torch.testing.assert_close(mine.of_scaled(scaled), expected, atol=1e-4, rtol=1e-5)
+    added = mine.added_to(residual, x[:, :16])
+    torch.testing.assert_close(added, residual + expected, atol=1e-4, rtol=1e-5)
+
+
+def test_no_outputs_are_no_obstacle() -> None:
+    """What a rank holds of a head that it does not need."""
+    assert product_of(torch.empty(0, 24))(torch.randn(3, 24)).shape == (3, 0)

@@ -39,7 +39,7 @@ LAYERS = {
     "dflash_ops": Layer(
         "proto/dflash_ops",
         ours=frozenset({"dflash_wire"}),
-        only=frozenset({"torch", "transformers"}),
+        only=frozenset({"torch", "transformers", "safetensors"}),
     ),
     "drafter": Layer("drafter", ours=BOTTOM, never=frozenset({"ray", "fastapi", "starlette"})),
     "verifier": Layer("verifier", ours=BOTTOM, never=frozenset({"ray", "fastapi", "starlette"})),

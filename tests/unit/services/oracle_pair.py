@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,11 +109,20 @@ class RandomWidths(BlockScheduler):
 class OraclePair:
     """The target, its engine, and coordinators over them."""
 
-    def __init__(self, path: Path, seed: int = 0) -> None:
+    def __init__(self, path: Path, seed: int = 0, **target_values: Any) -> None:
         torch.set_num_threads(1)
-        self.model: Any = save_target(path, vocab_size=VOCAB, num_layers=2, seed=seed)
+        self.path = path
+        values = {"vocab_size": VOCAB, "num_layers": 2, "seed": seed, **target_values}
+        self.model: Any = save_target(path, **values)
         target = TargetModel(str(path), torch.float32, torch.device("cpu"))
-        pool = PagedPool(
+        features = torch.zeros(2 * LIMITS.max_step_positions, target.hidden_size)
+        pool = self.pool_for(target)
+        self.verifier = VerifierEngine(target, pool, features, [0], grammars=toy_pool())
+
+    @staticmethod
+    def pool_for(target: TargetModel) -> PagedPool:
+        """A KV pool of ``LIMITS``."""
+        return PagedPool(
             target.num_layers,
             LIMITS.num_pages,
             LIMITS.page_size,
@@ -121,8 +131,12 @@ class OraclePair:
             target.dtype,
             target.device,
         )
-        features = torch.zeros(2 * LIMITS.max_step_positions, target.hidden_size)
-        self.verifier = VerifierEngine(target, pool, features, [0], grammars=toy_pool())
+
+    def over(self, verifier: VerifierEngine) -> OraclePair:
+        """The same pair with another engine for its target."""
+        other = copy.copy(self)
+        other.verifier = verifier
+        return other
 
     def answer(
         self,

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.config import AppArgs, AutoscalingArgs, Section
+from services.placement import bundles, choose_placement, choose_route
 from services.yaml_args import read_app_args
 
 pytestmark = pytest.mark.unit
@@ -73,6 +74,10 @@ def test_unknown_keys_are_named(values: dict[str, Any], place: str) -> None:
         ({"engine": {"num_pages": 10**14}}, r"engine\.num_pages"),
         ({"drafter": {"shared_by": 0}}, r"drafter\.shared_by"),
         ({"verifier": {"shared_by": 2}}, r"verifier\.shared_by"),
+        ({"verifier": {"tensor_parallel": 0}}, r"verifier\.tensor_parallel"),
+        ({"drafter": {"tensor_parallel": 2}}, r"drafter\.tensor_parallel"),
+        ({"features": {"transport": "nccl"}}, r"features\.transport"),
+        ({"placement": "anywhere"}, "placement"),
         ({"model": {"drafters": {"a b": "x"}}}, r"model\.drafters"),
         ({"model": {"drafters": {"default": "x"}}}, "'default' has a meaning of its own"),
         ({"model": {"drafters": {"none": "x"}}}, "'none' has a meaning of its own"),
@@ -121,6 +126,25 @@ def test_lanes_have_a_cpu_each() -> None:
     assert AppArgs().link.for_lane(1).pin_cpu is None
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "configs/qwen3-8b.yaml", "configs/scale-out.yaml"])
+FILES = ["config.yaml", *sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*"))]
+ON_GPUS = ("qwen3-4b", "qwen3-8b", "qwen3-coder-30b", "llama31-8b")
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_shipped_files_are_valid(name: str) -> None:
-    read_app_args(ROOT / name)
+    args = read_app_args(ROOT / name)
+    on_cuda = args.model.device == "cuda"
+    assert on_cuda == name.removeprefix("configs/").startswith(ON_GPUS)
+    assert on_cuda or choose_route(args) == ("shm", "alias")
+
+
+@pytest.mark.parametrize("model", ON_GPUS)
+def test_one_gpu_is_shared_and_two_are_not(model: str) -> None:
+    one, two = (read_app_args(ROOT / f"configs/{model}{kind}.yaml") for kind in ("", "-2gpu"))
+    assert one.model == two.model
+    assert one.model.drafter.startswith("z-lab/")
+    assert choose_route(one) == ("cuda_ipc", "alias")
+    assert bundles(one, choose_placement(one)) == [{"CPU": 2.25, "GPU": 1.0}]
+    assert choose_route(two) == ("nixl", "pull")
+    assert bundles(two, choose_placement(two)) == [{"CPU": 2.25, "GPU": 2}]
+    assert two.features.projected_by == "verifier"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,8 +19,11 @@ from dflash_wire.codec import (
 )
 from dflash_wire.errors import (
     EngineUnavailableError,
+    ExecutorLostError,
+    ExecutorsReplacedError,
     InvalidRequestError,
     error_from_wire,
+    error_to_wire,
 )
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan, StepResult
 from services.config import LinkArgs
@@ -271,3 +275,82 @@ def test_results_of_given_up_steps_are_dropped() -> None:
     assert ring.receive(6).step_id == 6
     answers.close()
     ring.close()
+
+
+class Replacement:
+    """A ring between executors that are about to be lost and those that take their place."""
+
+    def __init__(self) -> None:
+        self.old, self.new = Inbound("ipc", 1.0), Inbound("ipc", 1.0)
+        self.ring = ZmqRing(LinkArgs(step_timeout_s=60))
+        self.ring.connect([], self.old.address)
+        self.answers = Outbound(self.ring.address)
+
+    def answer(self, step_id: int, error: Exception | None = None) -> None:
+        wire = None if error is None else error_to_wire(error)
+        self.answers.send([PLAN, encode_result(StepResult(step_id, [[1]], error=wire))])
+
+    def close(self) -> None:
+        for socket in (self.old, self.new, self.answers, self.ring):
+            socket.close()
+
+
+@pytest.fixture
+def replacement() -> Iterator[Replacement]:
+    one = Replacement()
+    yield one
+    one.close()
+
+
+def plain_step(step_id: int) -> StepPlan:
+    return StepPlan(step_id, [Row(0, [5], 4, [0])])
+
+
+@pytest.mark.parametrize("waits_in", ["receive", "send"])
+def test_a_ring_tells_once_that_executors_are_new(replacement: Replacement, waits_in: str) -> None:
+    ring = replacement.ring
+    ring.send(plain_step(1))
+    ring.await_replacement()
+    ring.replace([], replacement.new.address)
+    with pytest.raises(ExecutorsReplacedError):
+        if waits_in == "receive":
+            ring.receive(1)
+        else:
+            ring.send(plain_step(2))
+    ring.send(plain_step(3))
+    replacement.answer(1)  # of the old ones, late
+    replacement.answer(3)
+    assert ring.receive(3).step_id == 3
+    message = replacement.new.receive(WAIT_MS)
+    assert message is not None and decode_plan(message[1]).step_id == 3
+
+
+def test_steps_for_lost_executors_are_dropped(replacement: Replacement) -> None:
+    ring = replacement.ring
+    ring.await_replacement()
+    ring.send(plain_step(1))
+    assert replacement.old.receive(1) is None
+    ring.mark_lost("no room for others")
+    with pytest.raises(EngineUnavailableError, match="no room"):
+        ring.receive(1)
+
+
+def test_a_step_that_failed_with_its_executor_waits_for_the_next_one(
+    replacement: Replacement,
+) -> None:
+    ring = replacement.ring
+    ring.send(plain_step(1))
+    replacement.answer(1, ExecutorLostError("a rank of the target is gone"))
+    timer = threading.Timer(0.2, ring.replace, ([], replacement.new.address))
+    timer.start()
+    with pytest.raises(ExecutorsReplacedError):
+        ring.receive(1)
+    timer.join()
+
+
+def test_a_step_of_before_the_loss_still_lands(replacement: Replacement) -> None:
+    ring = replacement.ring
+    ring.send(plain_step(1))
+    replacement.answer(1)
+    ring.await_replacement()
+    assert ring.receive(1).committed_token_ids == [[1]]

@@ -15,6 +15,7 @@ from gateway.state import SamplingDefaults
 from services.config import AppArgs
 from services.engines import engine_limits
 from services.model_paths import resolve_model_path
+from services.placement import FeatureRoute
 from services.settings import gateway_settings
 from services.spec import DrafterSpec, EngineSpec, make_spec
 
@@ -58,6 +59,9 @@ def test_spec_carries_every_argument(pair: Path) -> None:
         },
         verifier={"num_threads": 16},
         drafter={"num_threads": 17, "shared_by": 3},
+        features={"projected_by": "verifier"},
+        link={"kind": "tcp"},
+        placement="spread",
     )
     spec = make_spec(args)
     assert spec == EngineSpec(
@@ -74,6 +78,9 @@ def test_spec_carries_every_argument(pair: Path) -> None:
         max_context=15,
         verifier_threads=16,
         drafter_threads=17,
+        placement="spread",
+        features=FeatureRoute("nixl", "pull"),
+        projects_features=True,
     )
     assert pickle.loads(pickle.dumps(spec)) == spec
 

@@ -323,3 +323,8 @@ def test_clipped_cycle_keeps_its_cost() -> None:
     assert [cycle.clipped(n) for n in (5, 4)] == [cycle, cycle]
     assert cycle.clipped(3) == CycleStats(7, 3, 3, 1.0, 2.0, 0.5)
     assert cycle.clipped(1) == CycleStats(7, 1, 1, 1.0, 2.0, 0.5)
+
+
+@given(st.integers(-(2**40), 2**40), st.lists(ids, max_size=4))
+def test_kept_tokens(step_id: int, kept: list[list[int]]) -> None:
+    assert codec.decode_kept(codec.encode_kept(step_id, kept)) == (step_id, kept)

@@ -32,6 +32,8 @@ TABLE = {  # class: (code, status, OpenAI's error type, parent)
     "RetryableError": ("unavailable", 503, "server_error", "DFlashError"),
     "OverloadedError": ("overloaded", 429, "rate_limit_error", "RetryableError"),
     "EngineUnavailableError": ("engine_unavailable", 503, "server_error", "RetryableError"),
+    "ExecutorLostError": ("executor_lost", 503, "server_error", "EngineUnavailableError"),
+    "ExecutorsReplacedError": ("executors_replaced", 503, "server_error", "RetryableError"),
     "RequestCancelledError": ("request_cancelled", 499, "server_error", "DFlashError"),
     "FatalError": ("engine_failed", 500, "server_error", "DFlashError"),
     "ConfigError": ("bad_config", 500, "server_error", "FatalError"),
@@ -48,7 +50,7 @@ def test_table_is_complete_and_exact() -> None:
 
 def test_codes_are_unique() -> None:
     codes = [cls.code for cls in CLASSES]
-    assert len(codes) == len(set(codes)) == 13
+    assert len(codes) == len(set(codes)) == 15
 
 
 @pytest.mark.parametrize("cls", CLASSES)
