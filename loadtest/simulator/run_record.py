@@ -86,7 +86,9 @@ class RunRecord:
 
 
 def num_switches(draft_widths: IntArray) -> int:
-    """Count changes between consecutive steps but those that are back within ``PROBE_STEPS``."""
+    """Count changes between consecutive steps, but none to a width that is back within ``PROBE_STEPS``; from
+    one width over such a probe to a third that stays is one change.
+    """
     widths = draft_widths.tolist()
     count, step = 0, 1
     while step < len(widths):
@@ -99,8 +101,17 @@ def num_switches(draft_widths: IntArray) -> int:
             step += ahead.index(held) + 2
         else:
             count += 1
-            step += 1
+            step += _steps_over_probe(widths, step) or 1
     return count
+
+
+def _steps_over_probe(widths: list[int], step: int) -> int:
+    """Steps from a probe's first to the one behind the first of a width that stays; 0 if it is no probe."""
+    tried = widths[step]
+    end = next((i for i in range(step, len(widths)) if widths[i] != tried), len(widths))
+    after = widths[end : end + PROBE_STEPS + 1]
+    is_probe = end - step <= PROBE_STEPS
+    return end + 1 - step if is_probe and after == after[:1] * (PROBE_STEPS + 1) else 0
 
 
 def _windows(values: FloatArray, window: int) -> FloatArray:

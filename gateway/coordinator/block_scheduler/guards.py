@@ -24,6 +24,10 @@ class GuardSettings:
     """Added-up relative gains that make a change, in steps' worth."""
     calm_ms: float = 8000.0
     """So long after a change the next one needs as much; the sooner, the more, in inverse proportion."""
+    changes_per_s: float = 0.75
+    """Of changes, so many are allowed per second of steps, whatever they promise,"""
+    saved_changes: float = 2.0
+    """and after a quiet time so many in a row."""
     away_steps: int = 64
     """A load that has not been there for longer is chosen for anew."""
     regret_decay: float = 0.98
@@ -41,7 +45,11 @@ class GuardSettings:
     plain_probe_gaps: tuple[int, int] = (32, 90)
     """Steps of plain decoding between those at least and at most, whatever they cost."""
     rows_per_probe: int = 32
-    """One row in so many is drafted then."""
+    """One row in so many is drafted then,"""
+    least_probe_rows: int = 4
+    """but so many if there are: one row may be out of luck, and the next probe is far away."""
+    found_factor: int = 4
+    """Times as many rows are drafted after a probe that did better than expected."""
 
 
 @dataclass(slots=True)
@@ -65,6 +73,8 @@ class WidthGuard:
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
         self._loads: dict[int, Keeping] = {}
+        self._allowed = settings.saved_changes
+        self._last_step = 0
         self.draft_width = 0
         """0 before the first choice."""
         self.num_switches = 0
@@ -78,6 +88,8 @@ class WidthGuard:
             step: never falls; those in between kept the last choice, and a step may be asked for twice.
         """
         best = max(options.values(), key=self._value)
+        self._allow((step - self._last_step) * best.step_ms)
+        self._last_step = step
         bucket = max(num_rows - 1, 0).bit_length()
         known = self._loads.get(bucket)
         # What was kept may not be on offer any more: not every step may have trees.
@@ -102,8 +114,18 @@ class WidthGuard:
         haste = max(1.0, self._settings.calm_ms / known.ms_kept)
         if known.regret < self._settings.regret * haste:
             return self._use(kept), f"{why}, which must add up to more"
-        self._loads[bucket] = Keeping(best.draft_width, 0.0, step)
+        if self._allowed < 1.0:
+            return self._use(kept), f"{why}, after too many changes of late"
+        self._allowed -= 1.0
+        # Plain decoding knows little of widths: what follows it is a first choice, and needs no patience.
+        ms_kept = self._settings.calm_ms if kept.draft_width == 1 else 0.0
+        self._loads[bucket] = Keeping(best.draft_width, ms_kept, step)
         return self._use(best), f"changed: {gain:+.1%} over {shape_name(kept.draft_width)}"
+
+    def _allow(self, elapsed_ms: float) -> None:
+        settings = self._settings
+        more = 1e-3 * settings.changes_per_s * elapsed_ms
+        self._allowed = min(settings.saved_changes, self._allowed + more)
 
     def _value(self, option: Option) -> float:
         margin = 1 + self._settings.plain_margin if option.draft_width == 1 else 1.0
@@ -126,6 +148,7 @@ class ProbeBudget:
         self._settings = settings
         self._saved: dict[int, float] = {}
         self._last_step = self._last_probe = 0
+        self._num_finds = 0
 
     def due(self, step: int, losses: Mapping[int, float]) -> int | None:
         """Return the draft width to try in this step, if any; it is paid for when it is tried (``spend``).
@@ -175,9 +198,20 @@ class ProbeBudget:
             step, min(most, max(least, int(cost / self._settings.plain_probe_share)))
         )
 
-    def hurry(self) -> None:
-        """The few rows of the last probe did better than expected: let some draft again soon. Mutates."""
-        self._last_probe -= self._settings.plain_probe_gaps[1]
+    def few(self, num_rows: int) -> int:
+        """Return how many of so many rows draft in the next probe out of plain decoding."""
+        settings = self._settings
+        few = max(settings.least_probe_rows, num_rows // settings.rows_per_probe)
+        factor: int = settings.found_factor**self._num_finds
+        return min(num_rows, few * factor)
+
+    def found(self, is_better: bool) -> None:
+        """Tell whether the last probe out of plain decoding did better than expected: then more rows draft
+        again soon, for a few are soon outvoted by what was learned before. Mutates.
+        """
+        self._num_finds = self._num_finds + 1 if is_better else 0
+        if is_better:
+            self._last_probe -= self._settings.plain_probe_gaps[1]
 
 
 class DriftAlarm:

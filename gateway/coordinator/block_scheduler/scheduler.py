@@ -53,7 +53,7 @@ FEW_ROWS = 8
 KEPT_STEPS = 4
 """A choice stands, and few rows wait to be learned from, for so many steps."""
 SURPRISE = 2.0
-"""Standard deviations that a probe accepts beyond what was expected, and the next one comes soon."""
+"""Standard deviations that a probe accepts beyond what was expected, and one of more rows comes soon."""
 PLAIN_LOSS_WEIGHT = 2.0
 """What a probe of all rows is thought to lose counts so much more while they decode plainly."""
 UNASKED_STEPS = 8
@@ -174,21 +174,21 @@ class BlockScheduler:
             self._num_unasked += 1
             if self._num_unasked % UNASKED_STEPS:
                 return
+        is_probe = decision is not None and decision.state == PROBE and decision.tree is None
         # A probe that drafts for a few rows only is of no cell of the cost model.
-        is_partial = (
-            decision is not None
-            and decision.state == PROBE
-            and decision.tree is None
-            and min(decision.widths) == 1
-        )
+        is_partial = is_probe and decision is not None and min(decision.widths) == 1
         self.trees.observe(outcome.trees, self.survival.class_survival)
         for tree in outcome.trees:
             self._rows_by_width[tree.num_nodes + 1] += 1
         self._unlearned += [*outcome.rows, *(tree.as_chain for tree in outcome.trees)]
         self._num_unlearned += 1
         is_enough = len(self._unlearned) > FEW_ROWS or self._num_unlearned >= KEPT_STEPS
-        if (is_partial or is_enough) and self._learn() > SURPRISE and is_partial:
-            self._probes.hurry()
+        # Out of plain decoding there is nothing else to learn from.
+        is_lookout = is_probe and self._guard.draft_width == 1
+        if is_lookout or is_enough:
+            surprise = self._learn()
+            if is_lookout:
+                self._probes.found(surprise > SURPRISE)
         if self.cost is not None and not is_partial:
             ratio = self.cost.observe(outcome)
             if ratio is not None and self._time_alarm.add(1.0, min(ratio, MOST_SURPRISE)):
@@ -349,7 +349,7 @@ class BlockScheduler:
     def _probe_few(self, asked: Asked, option: Option, step: int) -> Choice | None:
         """Some rows draft out of plain decoding."""
         width, num_rows = option.draft_width, len(asked.rows)
-        most = max(1, num_rows // self.settings.guards.rows_per_probe)
+        most = self._probes.few(num_rows)
         is_probed = (np.arange(num_rows) - step % num_rows) % num_rows < most
         limits = np.array([min(width, row.max_width) for row in asked.rows])
         widths = _fitted(np.where(is_probed, limits, 1), asked.load.max_positions)

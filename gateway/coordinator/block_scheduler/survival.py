@@ -280,7 +280,7 @@ class SurvivalEstimator:
         self._usual_common.add(common, 1.0, settings.common_decay**num_steps)
         common -= self._usual_common.value
         by_traffic = (is_hit - self._row_hazards(rows, shifts - common, width)) * is_trial
-        is_surprised = abs(surprise) > settings.surprise
+        is_surprised = max(abs(surprise), abs(self._drift(rows))) > settings.surprise
         self._count(rows, is_trial, by_traffic, num_steps, is_surprised)
         # Shifts get what the counts have not taken.
         left = (is_hit - self._row_hazards(rows, shifts, width)) * is_trial
@@ -288,6 +288,21 @@ class SurvivalEstimator:
         self._score_width(width, excess, information, own_doubt)
         self._score_requests(rows, excess, information)
         return surprise
+
+    def _drift(self, rows: list[RowOutcome]) -> float:
+        """By how many standard deviations these requests together, over all their cycles, differ from what
+        requests usually have in common.
+
+        A drafter that has lost its touch surprises little in any one step, and in every step.
+        """
+        scores = [self._requests.get(row.seq_id, NO_SCORE) for row in rows]
+        excess = sum(score.excess for score in scores)
+        known = np.array([score.information for score in scores])
+        prior = self._settings.request_prior
+        usual = self._usual_common.value * (1.0 + self._settings.crowd / len(rows))
+        variance = float(np.sum(known + known**2 / prior))
+        beyond = excess - usual * float(np.sum(known + prior))
+        return beyond / math.sqrt(variance) if variance else 0.0
 
     def _request_doubts(self, rows: list[RowOutcome]) -> FloatArray:
         """Variances ``[rows]`` of the requests' shifts, in squared log-odds."""

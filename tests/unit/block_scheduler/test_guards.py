@@ -67,6 +67,24 @@ def test_the_sooner_after_a_change_the_more_it_takes() -> None:
     assert guarded.steps_until_switch(w4=1.05, w8=1.0) > 5 * first
 
 
+def test_what_follows_plain_decoding_is_a_first_choice() -> None:
+    first = Guarded(4).steps_until_switch(w4=1.0, w8=1.05)
+    guarded = Guarded(1)
+    guarded.steps_until_switch(w1=1.0, w4=3.0)
+    assert guarded.steps_until_switch(w4=1.0, w8=1.05) == first
+
+
+@pytest.mark.parametrize("gain", [0.5, 3.0])
+def test_changes_per_second_have_a_limit_whatever_they_promise(gain: float) -> None:
+    guarded, settings = Guarded(4), GuardSettings()
+    num_seconds, ms_of_request = 20, 40
+    for ms in range(1000 * num_seconds):
+        is_wide = ms // ms_of_request % 2
+        guarded.choose(w4=1.0 + gain * (not is_wide), w8=1.0 + gain * is_wide)
+    most = settings.saved_changes + settings.changes_per_s * num_seconds
+    assert most / 2 <= guarded.guard.num_switches <= most
+
+
 def test_a_tie_that_flickers_changes_nothing() -> None:
     guarded = Guarded(4)
     for _ in range(100):
@@ -144,8 +162,19 @@ def test_plain_decoding_looks_around_for_a_share_of_the_time(cost: float, gap: i
     assert not budget.is_free_for_few(100 + gap - 1, cost)
     assert budget.is_free_for_few(100 + gap, cost)
     budget.spend(100 + gap, 4, 0.0)
-    budget.hurry()
+    budget.found(True)
     assert budget.is_free_for_few(101 + gap, cost)
+
+
+def test_more_rows_look_where_a_few_have_found_something() -> None:
+    budget = ProbeBudget(GuardSettings())
+    assert [budget.few(rows) for rows in (1, 2, 8, 64, 256)] == [1, 2, 4, 4, 8]
+    budget.found(True)
+    assert [budget.few(rows) for rows in (1, 8, 64, 256)] == [1, 8, 16, 32]
+    budget.found(True)
+    assert budget.few(256) == 128
+    budget.found(False)
+    assert budget.few(256) == 8
 
 
 def test_the_alarm_compares_whole_windows() -> None:

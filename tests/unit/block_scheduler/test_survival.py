@@ -159,6 +159,19 @@ def test_recent_traffic_outweighs_the_past() -> None:
     assert estimator.class_survival("", 16)[3] < 0.12
 
 
+def test_what_surprises_a_little_in_every_step_is_soon_believed() -> None:
+    """Requests that go on are not to blame for a drafter that has lost its touch."""
+    estimator, rng = SurvivalEstimator(16), random.Random(4)
+    for step in range(100):
+        estimator.observe(
+            [outcome(rng, [0.9] * 15, 16, 15, 8 * (step // 10) + i) for i in range(8)]
+        )
+    assert estimator.class_survival("", 16)[0] > 0.8
+    for _ in range(20):
+        estimator.observe([outcome(rng, [0.0] * 15, 16, 15, 72 + i) for i in range(8)])
+    assert estimator.class_survival("", 16)[0] < 0.3
+
+
 def test_rows_that_did_not_draft_say_nothing() -> None:
     estimator = SurvivalEstimator(16)
     before = estimator.class_survival("", 16)
