@@ -1,5 +1,9 @@
-"""One thread: these tensors are too small to share."""
+"""Makes the helpers importable under importlib mode; one thread for tiny models."""
+
+import sys
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
