@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from dflash_ops.attention import AttentionRow, Reach, StepAttention, Visible, plan_attention
-from dflash_ops.compiled_attention import RowKernel
+from dflash_ops.attention import (
+    AttentionForm,
+    AttentionRow,
+    Reach,
+    StepAttention,
+    Visible,
+    plan_attention,
+)
 from dflash_ops.family_layers import packed_layers
 from dflash_ops.fused_layer import PackedLayer
 from dflash_ops.norms import RootMeanSquareNorm
@@ -81,7 +87,7 @@ class DrafterEngine(Drafter):
             only. U layers are tapped for all drafters of the target together.
         index: which rows and ingests are this drafter's.
         taps: places of this drafter's K layers among the U, in its own order; None: these are all.
-        kernel: attention over ``pool``; None: torch's operators.
+        form: of attention over ``pool``; None: row by row.
         is_projected: the FeaturePools hold ``[rows, H]`` that the verifier has projected for this drafter.
     """
 
@@ -93,7 +99,7 @@ class DrafterEngine(Drafter):
         feature_pools: Sequence[Tensor],
         index: int = 0,
         taps: list[int] | None = None,
-        kernel: RowKernel | None = None,
+        form: AttentionForm | None = None,
         is_projected: bool = False,
     ) -> None:
         super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
@@ -115,7 +121,7 @@ class DrafterEngine(Drafter):
         self._heads_per_kv = heads_per_kv(model.config)
         own_embedding = model.embed_tokens
         self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
-        self._kernel = kernel
+        self._form = form
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
@@ -161,7 +167,7 @@ class DrafterEngine(Drafter):
             else:
                 chains.add(offset + 1, row.width - 1, row)
         step = plan_attention(
-            attention_rows, self._heads_per_kv, self.pool, self._reaches, self._kernel
+            attention_rows, self._heads_per_kv, self.pool, self._reaches, self._form
         )
         if self._has_convolutions:
             places = [place for row in rows for place in range(row.drafted_width)]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_ops.attention import GATHERED
-from dflash_ops.compiled_attention import RowKernel, row_kernel
+from dflash_ops.attention import GATHERED, AttentionForm
 from dflash_ops.paging import PagedPool
 from dflash_wire.drafters import DrafterLimits
 from dflash_wire.ports import EngineLimits
@@ -24,7 +23,7 @@ from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
-from drafter.settings import heads_per_kv
+from services.attended_pools import AttentionShape, attended_pool
 from services.drafter_kinds import DrafterKind
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
@@ -128,24 +127,17 @@ def engine_limits(
     )
 
 
-def target_pool(spec: EngineSpec, target: TargetModel) -> PagedPool:
-    """A KV pool for a loaded target, or for a rank's share of one."""
-    return PagedPool(
-        target.num_layers,
-        spec.num_pages,
-        spec.page_size,
-        target.num_kv_heads,
-        target.head_dim,
-        target.dtype,
-        target.device,
+def target_pool(spec: EngineSpec, target: TargetModel) -> tuple[PagedPool, AttentionForm | None]:
+    """A KV pool for a loaded target, or for a rank's share of one, and what attends over it."""
+    shape = AttentionShape(
+        target.num_layers, target.num_heads, target.num_kv_heads, target.head_dim
     )
+    return attended_pool(spec, shape, spec.num_pages, target.dtype, target.device)
 
 
 def build_rank(spec: EngineSpec, target: TargetModel) -> RankEngine:
     """Put a rank's share of the target, from rank 1 on, behind its KV pool."""
-    pool = target_pool(spec, target)
-    kernel = kernel_of(spec, pool, target.num_heads // target.num_kv_heads)
-    return RankEngine(target, pool, kernel)
+    return RankEngine(target, *target_pool(spec, target))
 
 
 def build_verifier(
@@ -160,7 +152,7 @@ def build_verifier(
     Raises:
         ConfigError: the target cannot do what the spec asks, or the drafter's weights cannot be loaded.
     """
-    pool = target_pool(spec, target)
+    pool, form = target_pool(spec, target)
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
@@ -171,17 +163,10 @@ def build_verifier(
         taps,
         is_deterministic=spec.is_deterministic,
         grammars=grammars,
-        kernel=kernel_of(spec, pool, target.num_heads // target.num_kv_heads),
+        form=form,
         ranks=ranks,
         project=load_projection(spec) if spec.projects_features else None,
     )
-
-
-def kernel_of(spec: EngineSpec, pool: PagedPool, heads_per_kv: int) -> RowKernel | None:
-    """Return the compiled attention for a pool; None where there is none, or none is wanted."""
-    if spec.kernel_folder is None:
-        return None
-    return row_kernel(pool, heads_per_kv, Path(spec.kernel_folder))
 
 
 def load_projection(spec: EngineSpec) -> FeatureProjection:
@@ -215,18 +200,26 @@ def build_drafter(
         return NgramDrafter(model, num_pages, spec.page_size, num_lanes, index)
     config = model.config
     dtype, device = torch_dtype(spec), torch.device(spec.device)
-    pool = PagedPool(
+    num_heads = int(config.num_attention_heads)
+    shape = AttentionShape(
         config.num_hidden_layers,
-        num_pages,
-        spec.page_size,
-        int(config.num_key_value_heads or config.num_attention_heads),
-        int(config.head_dim or config.hidden_size // config.num_attention_heads),
-        dtype,
-        device,
+        num_heads,
+        int(config.num_key_value_heads or num_heads),
+        int(config.head_dim or config.hidden_size // num_heads),
     )
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
-    if isinstance(model, Eagle3Model):
+    if isinstance(model, Eagle3Model):  # its passes of one token a row read row by row
+        pool = PagedPool(
+            shape.num_layers,
+            num_pages,
+            spec.page_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype,
+            device,
+        )
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
+    pool, form = attended_pool(spec, shape, num_pages, dtype, device)
     return DrafterEngine(
         model,
         borrowed,
@@ -234,6 +227,6 @@ def build_drafter(
         feature_pools,
         index,
         taps,
-        kernel=kernel_of(spec, pool, heads_per_kv(config)),
+        form=form,
         is_projected=spec.projects_features,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dflash_ops.compiled_attention import RowKernel
+from dflash_ops.attention import AttentionForm
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
 from dflash_wire.errors import FatalError
@@ -47,7 +47,7 @@ class VerifierEngine:
         target_layer_ids: tapped layers, in the drafter's order.
         is_deterministic: give tokens the same bits whatever stands beside them.
         grammars: compiled for the target's vocabulary; None: no request may have one.
-        kernel: attention over ``pool``; it is deterministic unasked. None: torch's operators.
+        form: of attention over ``pool``; None: row by row.
         ranks: the way to the other ranks of a split target, of which ``target`` is rank 0's share; None:
             it is whole.
         project: applied to the features ``[n, K*H]`` of kept positions before they go into the pool;
@@ -66,7 +66,7 @@ class VerifierEngine:
         *,
         is_deterministic: bool = False,
         grammars: GrammarPool | None = None,
-        kernel: RowKernel | None = None,
+        form: AttentionForm | None = None,
         ranks: RankLeader | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class VerifierEngine:
             check_deterministic(target)
         self._ranks = ranks
         self._project = project
-        self._pass = PackedPass(target, pool, kernel, is_deterministic=is_deterministic)
+        self._pass = PackedPass(target, pool, form, is_deterministic=is_deterministic)
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dflash_ops.attention import AttentionRow, StepAttention, Visible, plan_attention
+from dflash_ops.attention import (
+    AttentionForm,
+    AttentionRow,
+    StepAttention,
+    Visible,
+    plan_attention,
+)
 from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.paging import PagedPool
 from dflash_ops.tokenwise import plan_tokenwise
@@ -39,7 +45,7 @@ class PackedPass:
     Args:
         target: the loaded model.
         pool: its KV pool.
-        kernel: attention over ``pool``; None: torch's operators.
+        form: of attention over ``pool``; None: row by row.
         is_deterministic: compute each token's attention as if it stood alone.
     """
 
@@ -47,13 +53,13 @@ class PackedPass:
         self,
         target: TargetModel,
         pool: PagedPool,
-        kernel: RowKernel | None = None,
+        form: AttentionForm | None = None,
         is_deterministic: bool = False,
     ) -> None:
         self.target = target
         self.pool = pool
-        self._kernel = kernel
-        has_kernel = kernel is not None and target.reaches is None
+        self._form = form
+        has_kernel = isinstance(form, RowKernel) and target.reaches is None
         self._is_tokenwise = is_deterministic and not has_kernel  # the kernel does so unasked
 
     def run(self, packed: list[PackedRow], target_layer_ids: list[int]) -> PassOutput:
@@ -112,7 +118,7 @@ class PackedPass:
             plan = plan_tokenwise(rows, self.pool, self.target.reaches)
             return StepAttention([], tokenwise=plan)
         heads_per_kv = self.target.num_heads // self.target.num_kv_heads
-        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches, self._kernel)
+        return plan_attention(rows, heads_per_kv, self.pool, self.target.reaches, self._form)
 
     def _token_ids(self, packed: list[PackedRow]) -> Tensor:
         ids: list[int] = []

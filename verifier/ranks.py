@@ -17,8 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from dflash_ops.attention import StepAttention
-from dflash_ops.compiled_attention import RowKernel
+from dflash_ops.attention import AttentionForm, StepAttention
 from dflash_ops.paging import PagedPool
 from dflash_wire.codec import (
     decode_drafts,
@@ -93,14 +92,14 @@ class RankEngine:
     Args:
         target: this rank's share.
         pool: its KV pool.
-        kernel: attention over ``pool``; None: torch's operators.
+        form: of attention over ``pool``; None: row by row.
     """
 
     def __init__(
-        self, target: TargetModel, pool: PagedPool, kernel: RowKernel | None = None
+        self, target: TargetModel, pool: PagedPool, form: AttentionForm | None = None
     ) -> None:
         self.pool = pool
-        self._pass = PackedPass(target, pool, kernel)
+        self._pass = PackedPass(target, pool, form)
         self._running: tuple[int, list[PackedRow], StepAttention] | None = None
 
     @torch.inference_mode()

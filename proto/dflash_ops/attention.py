@@ -5,7 +5,8 @@ as the keyword argument ``step``. A row's attention has two parts: its committed
 every query sees, and the step's own tokens under the row's mask. Each part gives an output and the
 logarithm of its sum of exponentials; the two are merged by these. So no context is
 padded or, where its pages follow each other, even copied; it is masked only where a layer has a window that
-the context exceeds.
+the context exceeds. That is the form for CPUs; on a GPU the context of all rows is attended at once
+(``context_attention``), and only the rows' own tokens are done here.
 
 Layers may differ in how far they reach (``visibility.Reach``); the rows of a pass are then arranged once per
 kind of layer.
@@ -17,28 +18,24 @@ G key/value heads, D head size, L layers. Queries of one key/value head lie toge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dflash_ops.attention_groups import AttentionGroup, group_rows
 from dflash_ops.compiled_attention import CompiledPlan, RowKernel
-from dflash_ops.paging import ContextReader, PagedPool
+from dflash_ops.context_attention import ContextAttention
+from dflash_ops.packed_context import PackedContext, pack_context
+from dflash_ops.paging import PagedPool
 from dflash_ops.tokenwise import TokenwisePlan, attend_tokenwise
-from dflash_ops.visibility import (
-    EVERYTHING,
-    AttentionRow,
-    Reach,
-    Visible,
-    context_part,
-    own_mask,
-)
+from dflash_ops.visibility import EVERYTHING, AttentionRow, Reach, Visible
 
 __all__ = [
     "GATHERED",
+    "AttentionForm",
     "AttentionGroup",
     "AttentionRow",
     "Reach",
@@ -50,32 +47,11 @@ __all__ = [
     "plan_attention",
 ]
 
+AttentionForm = RowKernel | ContextAttention
+"""What attends all rows of a pass at once: on a CPU everything, on a GPU context, whose pool lies by page."""
+
 # transformers takes any name with "flash" in it for a flash-attention kernel.
 GATHERED = "gathered_paged"
-WIDEST_FILLED = 32
-"""Rows up to so many tokens may share a group with wider ones; chunks of prompts do not."""
-MOST_FILLING = 64
-"""Tokens that may be filled in however few there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Rows of one width, or filled up to one, which share the operators of their block part."""
-
-    num_rows: int
-    width: int
-    contexts: list[ContextReader | None]
-    """One per row; None without context."""
-    context_masks: list[Tensor | None]
-    """One per row, additive ``[Q, C]``; None: every query sees all of it."""
-    mask: Tensor | None
-    """Additive, ``[Q, W]`` for all rows or ``[R, 1, Q, W]``; None when every token sees every other."""
-    place: slice | Tensor
-    """Packed tokens ``[R * W]`` of the rows; rows that are filled up repeat their last one."""
-    kept: Tensor | None
-    """Which of ``[R * W]`` are no filling; None: all."""
-    kept_place: slice | Tensor
-    """Where those are in the packed order."""
 
 
 @dataclass(slots=True)
@@ -90,6 +66,10 @@ class StepAttention:
     """In place of ``groups``, where tokens may not depend on what stands beside them."""
     compiled: CompiledPlan | None = None
     """In place of ``groups``, where a kernel takes all rows at once."""
+    context: PackedContext | None = None
+    """Of all rows together, for layers whose groups are apart from it."""
+    context_attention: ContextAttention | None = None
+    """How it is attended."""
     places: Tensor | None = None
     """``[T]`` int64, each token's place in its row, for layers that look at the tokens before."""
 
@@ -99,7 +79,7 @@ def plan_attention(
     heads_per_kv: int,
     pool: PagedPool,
     reaches: Sequence[Reach] | None = None,
-    kernel: RowKernel | None = None,
+    form: AttentionForm | None = None,
 ) -> StepAttention:
     """Prepare a pass over ``rows``.
 
@@ -108,75 +88,25 @@ def plan_attention(
         heads_per_kv: H / G.
         pool: where the context is; queries have its type.
         reaches: of every layer; None: all see what rows say.
-        kernel: for the same pool, taken where it can do what rows and layers need.
+        form: of attention over this pool, taken where it can do what rows and layers need; None: row by row.
+            With a ``ContextAttention`` rows read all of their context.
     """
-    if reaches is None and kernel is not None and (plan := kernel.plan(rows)) is not None:
-        return StepAttention([], compiled=plan)
+    if isinstance(form, RowKernel):
+        if reaches is None and (plan := form.plan(rows)) is not None:
+            return StepAttention([], compiled=plan)
+        form = None
+    is_apart = form is not None
     if reaches is None:
-        return StepAttention(_groups(rows, heads_per_kv, pool, EVERYTHING))
-    kinds = {reach: _groups(rows, heads_per_kv, pool, reach) for reach in dict.fromkeys(reaches)}
-    return StepAttention(kinds[reaches[0]], by_layer=[kinds[reach] for reach in reaches])
-
-
-def _groups(
-    rows: Sequence[AttentionRow], heads_per_kv: int, pool: PagedPool, reach: Reach
-) -> list[AttentionGroup]:
-    if reach.visible is not None:
-        rows = [replace(row, visible=reach.visible) for row in rows]
-    return [
-        _group(members, heads_per_kv, pool, reach.window) for members in _members_by_group(rows)
-    ]
-
-
-def _members_by_group(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
-    """Narrow rows that see no later token of their own together, whatever their widths; others by width.
-
-    A group costs a dozen operators per layer however small it is, filling next to nothing as long as there
-    is little of it. Where there would be much, rows share a group up to the next power of two.
-    """
-    narrow = [row for row in rows if row.width <= WIDEST_FILLED and row.visible is not Visible.ALL]
-    widths = [row.width for row in narrow]
-    is_even = len(widths) * max(widths, default=0) <= 2 * sum(widths) + MOST_FILLING
-    groups: dict[int, list[AttentionRow]] = {}
-    for row in rows:
-        if row.width > WIDEST_FILLED or row.visible is Visible.ALL:
-            key = -row.width
-        else:
-            key = 0 if is_even else (row.width - 1).bit_length()
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
-
-
-def _group(
-    rows: list[AttentionRow], heads_per_kv: int, pool: PagedPool, window: int | None
-) -> AttentionGroup:
-    width = max(row.width for row in rows)
-    kept = None
-    place = kept_place = _place(rows, pool.device)
-    if any(row.width < width for row in rows):
-        inside = [n * width + i for n, row in enumerate(rows) for i in range(row.width)]
-        kept = torch.tensor(inside, device=pool.device)
-        places = [row.offset + min(i, row.width - 1) for row in rows for i in range(width)]
-        place = torch.tensor(places, device=pool.device)
-    contexts = [context_part(row, width, heads_per_kv, window, pool) for row in rows]
-    return AttentionGroup(
-        num_rows=len(rows),
-        width=width,
-        contexts=[reader for reader, _ in contexts],
-        context_masks=[mask for _, mask in contexts],
-        mask=own_mask(rows, width, heads_per_kv, window, pool.dtype, pool.device),
-        place=place,
-        kept=kept,
-        kept_place=kept_place,
-    )
-
-
-def _place(rows: list[AttentionRow], device: torch.device) -> slice | Tensor:
-    """Where the rows' tokens are in the packed order."""
-    if all(a.offset + a.width == b.offset for a, b in pairwise(rows)):
-        return slice(rows[0].offset, rows[-1].offset + rows[-1].width)
-    places = [row.offset + i for row in rows for i in range(row.width)]
-    return torch.tensor(places, device=device)
+        step = StepAttention(group_rows(rows, heads_per_kv, pool, EVERYTHING, is_apart))
+    else:
+        kinds = {
+            reach: group_rows(rows, heads_per_kv, pool, reach, is_apart and reach.window is None)
+            for reach in dict.fromkeys(reaches)
+        }
+        step = StepAttention(kinds[reaches[0]], by_layer=[kinds[reach] for reach in reaches])
+    if is_apart:
+        step.context, step.context_attention = pack_context(rows, pool), form
+    return step
 
 
 def _attend(
@@ -226,6 +156,13 @@ def _attend_contexts(
     return torch.cat(outputs), torch.cat(weights)
 
 
+def _fold(values: Tensor, rows: int, num_kv_heads: int) -> Tensor:
+    """``[R*W, H, ...]`` -> ``[R, G, Q, ...]``: queries of one key/value head together."""
+    width = values.shape[0] // rows
+    apart = values.reshape(rows, width, num_kv_heads, -1, *values.shape[2:])
+    return apart.permute(0, 2, 3, 1, *range(4, apart.dim())).flatten(2, 3)
+
+
 def _attend_group(
     group: AttentionGroup,
     query: Tensor,
@@ -233,10 +170,12 @@ def _attend_group(
     layer: int,
     scale: float,
     sinks: Tensor | None,
+    context: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """``query [R*W, H, D]``, ``step_kv [R*W, 2, G, D]`` -> ``[R*W, H, D]``.
 
     Without a mask, rows may have more keys of their own than queries: ``step_kv [R*K, 2, G, D]``.
+    ``context`` is what was attended apart: output ``[R*W, H, D]`` and log-sum-exp ``[R*W, H]``.
     """
     rows, width = group.num_rows, group.width
     num_heads, head_dim = query.shape[1:]
@@ -248,8 +187,11 @@ def _attend_group(
     )
     own = step_kv.reshape(rows, -1, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
     out, weight = _attend(folded, own[0], own[1], group.mask, scale)
-    if any(group.contexts):
-        context_out, context_weight = _attend_contexts(group, folded, layer, scale)
+    if context is not None or any(group.contexts):
+        if context is None:
+            context_out, context_weight = _attend_contexts(group, folded, layer, scale)
+        else:
+            context_out, context_weight = (_fold(part, rows, num_kv_heads) for part in context)
         share = (weight - context_weight).sigmoid_()[..., None]
         out = torch.lerp(context_out, out, share.to(out.dtype))
         if sinks is not None:
@@ -290,11 +232,17 @@ def attend_packed(
         assert sinks is None  # layers with sinks have windows too
         return step.compiled.attend(query, step_kv, layer_idx, scale)
     groups = step.groups if step.by_layer is None else step.by_layer[layer_idx]
+    context = None
+    if groups[0].is_apart and step.context is not None:
+        assert step.context_attention is not None
+        context = step.context_attention(query, layer_idx, step.context, scale)
     if len(groups) == 1:  # all tokens in their order
-        return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks)
+        return _attend_placed(groups[0], query, step_kv, layer_idx, scale, sinks, context)
     out = torch.empty_like(query)
     for group in groups:
-        out[group.kept_place] = _attend_placed(group, query, step_kv, layer_idx, scale, sinks)
+        out[group.kept_place] = _attend_placed(
+            group, query, step_kv, layer_idx, scale, sinks, context
+        )
     return out
 
 
@@ -324,10 +272,13 @@ def _attend_placed(
     layer: int,
     scale: float,
     sinks: Tensor | None,
+    context: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """A group's tokens out of all packed ones, attended, without filling ``[kept, H, D]``."""
     place = group.place
-    out = _attend_group(group, query[place], step_kv[place], layer, scale, sinks)
+    if context is not None:
+        context = context[0][place], context[1][place]
+    out = _attend_group(group, query[place], step_kv[place], layer, scale, sinks, context)
     return out if group.kept is None else out[group.kept]
 
 

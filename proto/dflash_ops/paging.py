@@ -6,10 +6,21 @@ every plan; a pool knows nothing about sequences, so a replaced executor starts 
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class PoolLayout(Enum):
+    """How a pool's elements lie in memory; what a slot means is the same in each."""
+
+    BY_HEAD = auto()
+    """The slots of one head follow each other: ``[L, 2, G, slots, D]``. A product over a context on
+    consecutive pages then reads one piece of memory per head."""
+    BY_PAGE = auto()
+    """A page is one piece, ``[L, 2, pages, page_size, G, D]``, as kernels with a page table want it."""
 
 
 class ContextReader(Protocol):
@@ -50,14 +61,27 @@ class _ScatteredReader:
         return kv[0], kv[1]
 
 
+class _PageReader:
+    """The same for pages that are one piece each."""
+
+    def __init__(self, pages: Tensor, page_ids: Tensor, start: int, count: int) -> None:
+        self._pages, self._page_ids = pages, page_ids
+        self._start, self._end = start, start + count
+
+    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """See ``ContextReader``."""
+        gathered = self._pages[layer_idx].index_select(1, self._page_ids)  # [2, n, page_size, G, D]
+        kv = gathered.flatten(1, 2)[:, self._start : self._end].transpose(1, 2)[:, None]
+        return kv[0], kv[1]
+
+
 class PagedPool:
     """Keys and values by slot.
 
     Owner: the executor that holds it; only that executor writes. Invariant: it never holds
     speculative state, because only committed positions are written.
 
-    ``data`` is a view ``[layers, slots, 2, G, D]``; in memory the slots of one head follow each other, as
-    attention reads them.
+    ``data`` is a view ``[layers, slots, 2, G, D]``, whatever the layout.
 
     Args:
         num_layers: layers with their own keys and values.
@@ -67,6 +91,7 @@ class PagedPool:
         head_dim: size of one head.
         dtype: element type.
         device: where the pool lives.
+        layout: see ``PoolLayout``; who computes attention decides.
     """
 
     def __init__(
@@ -78,17 +103,27 @@ class PagedPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        layout: PoolLayout = PoolLayout.BY_HEAD,
     ) -> None:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self._slots = torch.zeros(
-            (num_layers, 2, num_kv_heads, self.num_slots, head_dim), dtype=dtype, device=device
-        )
-        self._pages = self._slots.view(num_layers, 2, num_kv_heads, num_pages, -1)
-        self.data = self._slots.permute(0, 3, 1, 2, 4)
-        # Keys and values [1, G, slots, D] by layer: making these views anew costs more than reading them.
-        self._layers = [(layer[0][None], layer[1][None]) for layer in self._slots]
+        self.layout = layout
+        self._head_dim = head_dim
         self._offsets = torch.arange(page_size, device=device)
+        if layout is PoolLayout.BY_PAGE:
+            shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
+            self._pages = torch.zeros(shape, dtype=dtype, device=device)
+            slots = self._pages.flatten(2, 3)  # [L, 2, slots, G, D]
+            self.data = slots.transpose(1, 2)
+            by_head = slots.transpose(2, 3)
+        else:
+            by_head = torch.zeros(
+                (num_layers, 2, num_kv_heads, self.num_slots, head_dim), dtype=dtype, device=device
+            )
+            self._pages = by_head.view(num_layers, 2, num_kv_heads, num_pages, -1)
+            self.data = by_head.permute(0, 3, 1, 2, 4)
+        # Keys and values [1, G, slots, D] by layer: making these views anew costs more than reading them.
+        self._layers = [(layer[0][None], layer[1][None]) for layer in by_head]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,6 +134,12 @@ class PagedPool:
     def device(self) -> torch.device:
         """Device of the pool."""
         return self.data.device
+
+    def pages(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values ``[pages, page_size, G, D]`` each: views; the pool lies by page."""
+        assert self.layout is PoolLayout.BY_PAGE
+        key, value = self._pages[layer_idx]
+        return key, value
 
     def slots(self, page_ids: list[int], start: int, end: int) -> Tensor:
         """Return the slots ``[end - start]`` int64 of positions ``[start, end)``; reads nothing.
@@ -128,7 +169,9 @@ class PagedPool:
         if used == list(range(page, page + len(used))):
             return _RunReader(self._layers, page * self.page_size + start, count)
         index = torch.tensor(used, dtype=torch.int64, device=self.device)
-        return _ScatteredReader(self._pages, index, start, count, self._slots.shape[-1])
+        if self.layout is PoolLayout.BY_PAGE:
+            return _PageReader(self._pages, index, start, count)
+        return _ScatteredReader(self._pages, index, start, count, self._head_dim)
 
     def write(self, slots: Tensor, kv: Tensor) -> None:
         """Write committed tokens; mutates the pool.

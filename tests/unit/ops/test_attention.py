@@ -10,7 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from attention_helpers import (
+    HEAD_DIM,
+    LAYER,
+    NUM_KV_HEADS,
+    SCALE,
+    dense_row,
+    forget_the_rest,
+    make_pool,
+    make_row,
+    random_rows,
+    tree_mask,
+)
 
 from dflash_ops.attention import (
     AttentionRow,
@@ -21,70 +32,13 @@ from dflash_ops.attention import (
     gathered_attention,
     plan_attention,
 )
-from dflash_ops.paging import PagedPool
 
 pytestmark = pytest.mark.unit
-
-HEAD_DIM = 8
-NUM_KV_HEADS = 2
-SCALE = 0.3
-NUM_PAGES = 16
-PAGE_SIZE = 4
-LAYER = 1
-
-
-def make_pool() -> PagedPool:
-    pool = PagedPool(
-        2, NUM_PAGES, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")
-    )
-    pool.data.normal_()
-    return pool
-
-
-def tree_mask(width: int, rng: random.Random) -> Tensor:
-    mask = torch.eye(width, dtype=torch.bool)
-    for node in range(1, width):
-        mask[node] |= mask[rng.randrange(node)]
-    return mask
-
-
-def make_row(
-    offset: int, width: int, context: int, visible: Visible | Tensor, is_run: bool = False
-) -> AttentionRow:
-    """A row whose context is on pages anywhere, or on pages that follow each other."""
-    count = -(-context // PAGE_SIZE)
-    first = int(torch.randint(NUM_PAGES - count + 1, ()))
-    page_ids = torch.randperm(NUM_PAGES)[:count].tolist()
-    return AttentionRow(
-        offset, width, list(range(first, first + count)) if is_run else page_ids, context, visible
-    )
-
-
-def dense_row(row: AttentionRow, query: Tensor, key: Tensor, value: Tensor, pool: Tensor) -> Tensor:
-    """``query [T, H, D]``, ``key``/``value [T, G, D]``, ``pool [slots, 2, G, D]`` -> ``[W, H, D]``."""
-    num_heads = query.shape[1]
-    slots = [row.page_ids[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(row.context)]
-    outputs = torch.zeros(row.width, num_heads, HEAD_DIM)
-    for i in range(row.width):
-        if isinstance(row.visible, Tensor):
-            seen = [j for j in range(row.width) if row.visible[i, j]]
-        else:
-            seen = list(range(row.width if row.visible is Visible.ALL else i + 1))
-        own = [row.offset + j for j in seen]
-        for head in range(num_heads):
-            group = head * NUM_KV_HEADS // num_heads
-            keys = torch.cat([pool[slots, 0, group], key[own, group]])
-            values = torch.cat([pool[slots, 1, group], value[own, group]])
-            weights = (keys @ query[row.offset + i, head] * SCALE).softmax(dim=0)
-            outputs[i, head] = weights @ values
-    return outputs
 
 
 def check(rows: list[AttentionRow], heads_per_kv: int) -> StepAttention:
     pool = make_pool()
-    # What lies behind a row's own positions must never be read.
-    used = {s for r in rows for s in pool.slots(r.page_ids, 0, r.context).tolist()}
-    pool.data[:, [slot for slot in range(pool.num_slots) if slot not in used]] = torch.nan
+    forget_the_rest(pool, rows)
     total = sum(row.width for row in rows)
     query = torch.randn(total, NUM_KV_HEADS * heads_per_kv, HEAD_DIM)
     key, value = torch.randn(2, total, NUM_KV_HEADS, HEAD_DIM)
@@ -113,17 +67,7 @@ def check(rows: list[AttentionRow], heads_per_kv: int) -> StepAttention:
 @pytest.mark.parametrize("heads_per_kv", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(8))
 def test_ragged_rows(seed: int, heads_per_kv: int) -> None:
-    """Prefill rows, chains and trees of any widths, with and without context, mixed."""
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    rows: list[AttentionRow] = []
-    offset = 0
-    for _ in range(rng.randint(2, 7)):
-        width, context = rng.randint(1, 4), rng.choice([0, 0, 1, 5, 17])
-        visible = rng.choice([Visible.ALL, Visible.CAUSAL, tree_mask(width, rng)])
-        rows.append(make_row(offset, width, context, visible, rng.random() < 0.5))
-        offset += width
-    check(rows, heads_per_kv)
+    check(random_rows(seed), heads_per_kv)
 
 
 @pytest.mark.parametrize("heads_per_kv", [1, 2, 3])

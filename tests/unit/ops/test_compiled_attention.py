@@ -68,7 +68,7 @@ def test_as_torchs_operators(
     for seed in range(25):
         rows = random_rows(random.Random(seed), NUM_PAGES, page_size)
         query, own = tokens(rows, pool, heads_per_kv)
-        plans = [plan_attention(rows, heads_per_kv, pool, kernel=used) for used in (None, kernel)]
+        plans = [plan_attention(rows, heads_per_kv, pool, form=used) for used in (None, kernel)]
         assert plans[1].compiled is not None and not plans[1].groups
         expected, got = (attend_packed(query, own, plan, 1, SCALE) for plan in plans)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
@@ -84,12 +84,12 @@ def test_bits_of_a_token_depend_on_its_keys_alone(context: int, folder: Path) ->
     length, pages = 21, list(range(8))
     row = AttentionRow(0, length, pages, context, Visible.CAUSAL)
     query, own = tokens([row], pool, 2)
-    whole = attend_packed(query, own, plan_attention([row], 2, pool, kernel=kernel), 0, SCALE)
+    whole = attend_packed(query, own, plan_attention([row], 2, pool, form=kernel), 0, SCALE)
     behind = pool.slots(pages, context, context + length)
     pool.write(behind, torch.stack([own, own]))
     for i in range(length):
         one = AttentionRow(0, 1, pages, context + i, Visible.CAUSAL)
-        alone = plan_attention([one], 2, pool, kernel=kernel)
+        alone = plan_attention([one], 2, pool, form=kernel)
         again = attend_packed(query[i : i + 1], own[i : i + 1], alone, 0, SCALE)
         assert torch.equal(again[0], whole[i]), i
 
@@ -102,7 +102,7 @@ def test_bits_of_a_token_depend_on_its_keys_alone(context: int, folder: Path) ->
     company = AttentionRow(0, 3, [50], 5, Visible.CAUSAL)
     queries, owns = tokens([company, nodes], pool, 2)
     queries[3::2], owns[3::2] = query, own
-    planned = plan_attention([company, nodes], 2, pool, kernel=kernel)
+    planned = plan_attention([company, nodes], 2, pool, form=kernel)
     assert torch.equal(attend_packed(queries, owns, planned, 0, SCALE)[3::2], whole)
 
 
@@ -113,7 +113,7 @@ def test_what_it_cannot_do_is_left_to_the_operators(folder: Path) -> None:
     row = AttentionRow(0, 2, [0, 1], 20, Visible.CAUSAL)
     unread = AttentionRow(0, 2, [0, 1], 20, Visible.CAUSAL, num_unread=3)
     assert plan_attention([row], 2, pool, [Reach(window=4)] * 2, kernel).compiled is None
-    assert plan_attention([unread], 2, pool, kernel=kernel).compiled is None
+    assert plan_attention([unread], 2, pool, form=kernel).compiled is None
     assert row_kernel(make_pool(24, 2, 16), 2, folder) is None
     half = PagedPool(1, 4, 16, 2, 48, torch.bfloat16, torch.device("cpu"))
     assert row_kernel(half, 2, folder) is None

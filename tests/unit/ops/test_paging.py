@@ -7,13 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_ops.paging import PagedPool
+from dflash_ops.paging import PagedPool, PoolLayout
 
 pytestmark = pytest.mark.unit
 
 
-def make_pool(num_pages: int, page_size: int) -> PagedPool:
-    return PagedPool(2, num_pages, page_size, 1, 4, torch.float32, torch.device("cpu"))
+CPU = torch.device("cpu")
+
+
+def make_pool(num_pages: int, page_size: int, layout: PoolLayout = PoolLayout.BY_HEAD) -> PagedPool:
+    return PagedPool(2, num_pages, page_size, 1, 4, torch.float32, CPU, layout)
 
 
 @settings(max_examples=100, deadline=None)
@@ -30,8 +33,9 @@ def test_slots_equal_the_definition(data: st.DataObject, page_size: int, num_pag
     ]
 
 
-def test_write_changes_only_its_slots() -> None:
-    pool = make_pool(5, 4)
+@pytest.mark.parametrize("layout", PoolLayout)
+def test_write_changes_only_its_slots(layout: PoolLayout) -> None:
+    pool = make_pool(5, 4, layout)
     pool.data.normal_()
     before = pool.data.clone()
     slots = pool.slots([4, 0, 2], 3, 9)
@@ -44,19 +48,33 @@ def test_write_changes_only_its_slots() -> None:
 
 @pytest.mark.parametrize("num_positions", [1, 3, 4, 9, 12])
 @pytest.mark.parametrize("page_ids", [[2, 3, 4], [4, 0, 2]], ids=["run", "scattered"])
-def test_readers_return_a_sequences_positions(page_ids: list[int], num_positions: int) -> None:
-    pool = PagedPool(3, 5, 4, 2, 6, torch.float32, torch.device("cpu"))
+@pytest.mark.parametrize("first", [0, 2, 5])
+@pytest.mark.parametrize("layout", PoolLayout)
+def test_readers_return_a_sequences_positions(
+    page_ids: list[int], num_positions: int, first: int, layout: PoolLayout
+) -> None:
+    first = min(first, num_positions - 1)
+    pool = PagedPool(3, 5, 4, 2, 6, torch.float32, CPU, layout)
     pool.data.normal_()
-    slots = pool.slots(page_ids, 0, num_positions)
-    reader = pool.reader(page_ids, num_positions)
+    slots = pool.slots(page_ids, first, num_positions)
+    reader = pool.reader(page_ids, num_positions, first)
     for layer in range(3):
         key, value = reader.layer(layer)
         expected = pool.data[layer, slots].permute(1, 2, 0, 3)  # [2, G, C, D]
         assert torch.equal(key[0], expected[0]) and torch.equal(value[0], expected[1])
 
 
-def test_a_run_is_not_copied() -> None:
-    pool = make_pool(5, 4)
+def test_pages_are_one_piece_each() -> None:
+    pool = PagedPool(3, 5, 4, 2, 6, torch.float32, CPU, PoolLayout.BY_PAGE)
+    pool.data.normal_()
+    for part, pages in enumerate(pool.pages(1)):
+        assert pages.shape == (5, 4, 2, 6) and pages.is_contiguous()
+        assert torch.equal(pages.flatten(0, 1), pool.data[1, :, part])
+
+
+@pytest.mark.parametrize("layout", PoolLayout)
+def test_a_run_is_not_copied(layout: PoolLayout) -> None:
+    pool = make_pool(5, 4, layout)
     pool.data.normal_()
     key, value = pool.reader([1, 2], 7).layer(1)
     for part in (key, value):

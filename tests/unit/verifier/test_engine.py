@@ -12,6 +12,7 @@ import torch
 from tiny_models import generate_greedy, reference_pass, save_target
 from verifier_harness import Harness, Lane
 
+from dflash_ops.context_attention import ContextAttention, PlainContext
 from dflash_wire.errors import FatalError
 from dflash_wire.records import DraftResult, StepPlan
 from dflash_wire.sampling import SamplingParams
@@ -204,8 +205,12 @@ def test_prefill_samples_what_decoding_would(target: tuple[Path, Any]) -> None:
         assert again.token_ids == lane.token_ids[: num_known + 3]
 
 
-def test_sequences_in_one_step_equal_each_alone(target: tuple[Path, Any]) -> None:
-    """Prefill chunks, plain rows and wide rows of several sequences share every step."""
+@pytest.mark.parametrize("form", [None, PlainContext()])
+def test_sequences_in_one_step_equal_each_alone(
+    target: tuple[Path, Any], form: ContextAttention | None
+) -> None:
+    """Prefill chunks, plain rows and wide rows of several sequences share every step; row by row, and with
+    the context of all rows apart, as on a GPU."""
     path, model = target
     rng = random.Random(4)
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 5, 17, 9)]
@@ -225,7 +230,7 @@ def test_sequences_in_one_step_equal_each_alone(target: tuple[Path, Any]) -> Non
         lanes.append(lane)
     assert truths[2] == prompts[2] + generate_greedy(model, prompts[2], 29)
 
-    together = Harness(path, TAPS, num_pages=80, seed=9)
+    together = Harness(path, TAPS, num_pages=80, seed=9, form=form)
     mixed = [together.lane(p, 48, s) for p, s in zip(prompts, samplings, strict=True)]
     widths = [4, 1, 6, 3]
     for step in range(12):

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_ops.paging import PagedPool
+from dflash_ops.context_attention import ContextAttention
+from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
 from dflash_wire.sampling import SamplingParams
 from verifier.engine import VerifierEngine
@@ -54,7 +55,14 @@ class Lane:
 class Harness:
     """An engine whose pools start full of noise, so that a wrong read or write shows."""
 
-    def __init__(self, path: Path, taps: list[int], num_pages: int = 40, seed: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        taps: list[int],
+        num_pages: int = 40,
+        seed: int = 0,
+        form: ContextAttention | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         cpu = torch.device("cpu")
         target = TargetModel(str(path), torch.float32, cpu)
@@ -66,11 +74,12 @@ class Harness:
             target.head_dim,
             torch.float32,
             cpu,
+            PoolLayout.BY_HEAD if form is None else PoolLayout.BY_PAGE,
         )
         pool.data.normal_(std=5.0)
         self.initial = pool.data.clone()
         features = torch.randn(96, len(taps) * target.hidden_size)
-        self.engine = VerifierEngine(target, pool, features, taps)
+        self.engine = VerifierEngine(target, pool, features, taps, form=form)
         self.step_id = 0
         self._free = list(range(num_pages))
         random.Random(seed).shuffle(self._free)
