@@ -31,6 +31,8 @@ ENGINE_ERRORS = [
     (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
     (errors.OverloadedError, 429, "rate_limit_error", "overloaded"),
     (errors.EngineUnavailableError, 503, "server_error", "engine_unavailable"),
+    (errors.ExecutorLostError, 503, "server_error", "executor_lost"),
+    (errors.ExecutorsReplacedError, 503, "server_error", "executors_replaced"),
     (errors.RequestCancelledError, 503, "server_error", "engine_unavailable"),
     (errors.RetryableError, 503, "server_error", "unavailable"),
     (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
