@@ -47,6 +47,8 @@ CHECKS = (
     "negative_data_rejection",
     "unsupported_method",
 )
+REFUSALS = ["400", "401", "403", "404", "405", "413", "415"]
+"""Of wrong requests: a wrong one may be too large besides."""
 
 
 @dataclass
@@ -92,7 +94,11 @@ def fuzz_config(max_examples: int, seed: int, tries_boundaries: bool = True) -> 
         {
             "seed": seed,
             "generation": {"max-examples": max_examples, "database": "none", "no-shrink": True},
-            "checks": {**off, **dict.fromkeys(CHECKS, on)},
+            "checks": {
+                **off,
+                **dict.fromkeys(CHECKS, on),
+                "negative_data_rejection": {**on, "expected-statuses": REFUSALS},
+            },
             "phases": {
                 "stateful": off,
                 "examples": off,
