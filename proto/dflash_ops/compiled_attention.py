@@ -151,7 +151,12 @@ def row_kernel(pool: PagedPool, heads_per_kv: int, cache_folder: Path) -> RowKer
     if head_dim % WHOLE_VECTOR or heads_per_kv > MOST_HEADS_PER_KV:
         logger.info("attention is not compiled for %d heads of %s", heads_per_kv, head_dim)
         return None
-    function = _compiled(cache_folder.expanduser(), head_dim)
+    try:
+        folder = cache_folder.expanduser()
+    except RuntimeError as error:  # a user without a home
+        logger.warning("attention is not compiled: %s: %s", cache_folder, error)
+        return None
+    function = _compiled(folder, head_dim)
     return None if function is None else RowKernel(function, pool, heads_per_kv)
 
 

@@ -136,6 +136,22 @@ def test_without_a_compiler_there_is_none(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_home_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert row_kernel(make_pool(48, 2, 16), 2, Path("~no-such-user/kernels")) is None
+    assert "~no-such-user/kernels" in caplog.text
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_made_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.joinpath("file").touch()
+    assert (
+        load_library(compiled_attention.SOURCE, tmp_path / "file" / "kernels", {"DIM": 16}) is None
+    )
+    assert "row_attention.c is not compiled" in caplog.text
+
+
 @needs_compiler
 def test_a_compiler_that_fails_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
