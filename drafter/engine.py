@@ -16,7 +16,6 @@ from torch.nn.functional import embedding
 from dflash_ops.attention import (
     AttentionForm,
     AttentionRow,
-    Reach,
     StepAttention,
     Visible,
     plan_attention,
@@ -113,8 +112,7 @@ class DrafterEngine(Drafter):
             if self._has_convolutions
             else packed_layers(model.layers)
         )
-        reaches = model.settings.reaches
-        self._reaches = None if set(reaches) == {Reach(visible=Visible.ALL)} else reaches
+        self._reaches = None if model.settings.sees_all else model.settings.reaches
         self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
         self._norm = RootMeanSquareNorm.of(model.norm)
         self._head = DraftHead(model, borrowed.head)

@@ -104,9 +104,14 @@ class DraftSettings:
     selector: SelectorSettings | None
 
     @property
+    def sees_all(self) -> bool:
+        """Whether every layer sees the whole context and block."""
+        return set(self.reaches) == {Reach(visible=Visible.ALL)}
+
+    @property
     def is_plain(self) -> bool:
         """Whether every layer sees the whole context and block, and nothing is added to the layers."""
-        return set(self.reaches) == {Reach(visible=Visible.ALL)} and self.convolution is None
+        return self.sees_all and self.convolution is None
 
 
 def draft_setting(config: Qwen3Config, name: str, default: Any = None) -> Any:

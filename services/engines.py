@@ -23,7 +23,7 @@ from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
-from services.attended_pools import AttentionShape, attended_pool
+from services.attended_pools import PoolShape, attended_pool, plain_pool
 from services.drafter_kinds import DrafterKind
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
@@ -129,10 +129,16 @@ def engine_limits(
 
 def target_pool(spec: EngineSpec, target: TargetModel) -> tuple[PagedPool, AttentionForm | None]:
     """A KV pool for a loaded target, or for a rank's share of one, and what attends over it."""
-    shape = AttentionShape(
-        target.num_layers, target.num_heads, target.num_kv_heads, target.head_dim
+    shape = PoolShape(
+        target.num_layers,
+        spec.num_pages,
+        target.num_heads,
+        target.num_kv_heads,
+        target.head_dim,
+        target.dtype,
+        target.device,
     )
-    return attended_pool(spec, shape, spec.num_pages, target.dtype, target.device)
+    return attended_pool(spec, shape, is_plain=target.has_plain_attention)
 
 
 def build_rank(spec: EngineSpec, target: TargetModel) -> RankEngine:
@@ -201,25 +207,20 @@ def build_drafter(
     config = model.config
     dtype, device = torch_dtype(spec), torch.device(spec.device)
     num_heads = int(config.num_attention_heads)
-    shape = AttentionShape(
+    shape = PoolShape(
         config.num_hidden_layers,
+        num_pages,
         num_heads,
         int(config.num_key_value_heads or num_heads),
         int(config.head_dim or config.hidden_size // num_heads),
+        dtype,
+        device,
     )
     borrowed = load_borrowed_weights(Path(spec.target_path), dtype, device)
     if isinstance(model, Eagle3Model):  # its passes of one token a row read row by row
-        pool = PagedPool(
-            shape.num_layers,
-            num_pages,
-            spec.page_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            dtype,
-            device,
-        )
+        pool = plain_pool(spec, shape)
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
-    pool, form = attended_pool(spec, shape, num_pages, dtype, device)
+    pool, form = attended_pool(spec, shape, is_plain=model.settings.sees_all)
     return DrafterEngine(
         model,
         borrowed,

@@ -59,8 +59,8 @@ class PackedPass:
         self.target = target
         self.pool = pool
         self._form = form
-        has_kernel = isinstance(form, RowKernel) and target.reaches is None
-        self._is_tokenwise = is_deterministic and not has_kernel  # the kernel does so unasked
+        # The kernel does so unasked.
+        self._is_tokenwise = is_deterministic and not isinstance(form, RowKernel)
 
     def run(self, packed: list[PackedRow], target_layer_ids: list[int]) -> PassOutput:
         """Run the target once over all rows. Mutates nothing that outlives the pass.

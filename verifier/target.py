@@ -83,6 +83,9 @@ class TargetModel:
         config = self.config
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.reaches = layer_reaches(config)
+        has_sinks = any(hasattr(layer.self_attn, "sinks") for layer in base.layers)
+        self.has_plain_attention = self.reaches is None and not has_sinks
+        """Whether in all layers a query sees what rows say, and nothing besides."""
         self.num_layers: int = config.num_hidden_layers
         num_ranks = 1 if group is None else group.num_ranks
         self.num_heads: int = config.num_attention_heads // num_ranks

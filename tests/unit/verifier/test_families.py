@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("qwen3_moe", {"mlp_only_layers": [1], "num_heads": 6}),
     "qwen3-moe-sliding": ("qwen3_moe", SLIDING),
     "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-full": ("gpt_oss", {"layer_types": ["full_attention"]}),
     "gpt-oss-wide": ("gpt_oss", {"num_heads": 8, "num_kv_heads": 1}),
 }
 
