@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from dflash_ops.kernel_build import find_compiler
+from dflash_ops.kernel_build import ROW_ATTENTION, kept_library
 from dflash_wire.ports import EngineLimits, StepRing
 from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
@@ -36,8 +36,9 @@ def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, objec
         layout: how coordinator, drafter and verifier share processes.
     """
     kind: dict[str, object] = {"deterministic": True} if spec.is_deterministic else {}
-    if spec.kernel_folder is not None and find_compiler() is not None:
-        kind["compiled"] = True
+    kernel = spec.kernel_folder and kept_library(ROW_ATTENTION, Path(spec.kernel_folder))
+    if kernel:
+        kind["compiled"] = kernel
     if spec.num_ranks > 1:
         kind["ranks"] = spec.num_ranks
     if spec.placement != SAME_NODE:

@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_ops.kernel_build import load_library
-from dflash_ops.paging import PagedPool
+from dflash_ops.kernel_build import ROW_ATTENTION, load_library
+from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_ops.visibility import AttentionRow, Visible
+from dflash_wire.errors import FatalError
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("row_attention.c")
 WHOLE_VECTOR = 16
 """Head sizes must be multiples of it."""
 MOST_HEADS_PER_KV = 64
@@ -62,6 +62,8 @@ class CompiledPlan:
     described: _Pass
     arrays: tuple[array[int], ...]
     """What ``described`` points to."""
+    num_tokens: int
+    """T."""
 
     def attend(self, query: Tensor, step_kv: Tensor, layer: int, scale: float) -> Tensor:
         """Attend in one layer.
@@ -75,10 +77,12 @@ class CompiledPlan:
         Returns:
             ``[T, H, D]``.
         """
+        assert query.dtype == step_kv.dtype == torch.float32
+        assert len(query) == len(step_kv) == self.num_tokens
         if query.stride(1) != query.shape[2] or query.stride(2) != 1:
             query = query.contiguous()
         step_kv = step_kv.contiguous()
-        out = torch.empty(query.shape)
+        out = query.new_empty(query.shape)
         self.kernel(
             ctypes.byref(self.described),
             layer,
@@ -109,7 +113,11 @@ class RowKernel:
         self._address = pool.data.data_ptr()
 
     def plan(self, rows: Sequence[AttentionRow]) -> CompiledPlan | None:
-        """Prepare a pass over ``rows``; None when it needs what the kernel does not do."""
+        """Prepare a pass over ``rows``; None when it needs what the kernel does not do.
+
+        Raises:
+            FatalError: a row's context is not on its pages, or these are none of the pool's.
+        """
         described, pages, paths, path_ends = array("q"), array("q"), array("q"), array("q", [0])
         for row in rows:
             if row.num_unread:
@@ -117,9 +125,8 @@ class RowKernel:
             kind = TREE
             first_path = len(path_ends) - 1
             if isinstance(row.visible, Tensor):
-                token, seen = torch.nonzero(
-                    row.visible, as_tuple=True
-                )  # parents stand before children
+                # Parents stand before their children, so ascending order is the order along a path.
+                token, seen = torch.nonzero(row.visible, as_tuple=True)
                 before = len(paths)
                 paths.extend(seen.tolist())
                 ends = torch.bincount(token, minlength=row.width).cumsum(0) + before
@@ -127,14 +134,20 @@ class RowKernel:
             else:
                 kind = ALL if row.visible is Visible.ALL else CAUSAL
             described.extend((row.offset, row.width, row.context, len(pages), kind, first_path))
-            pages.extend(row.page_ids[: -(-row.context // self._page_size)])
+            num_pages = -(-row.context // self._page_size)
+            if len(row.page_ids) < num_pages:
+                raise FatalError(f"{len(row.page_ids)} pages for a context of {row.context}")
+            pages.extend(row.page_ids[:num_pages])
+        # C would not notice.
+        if pages and not 0 <= min(pages) <= max(pages) < self._num_slots // self._page_size:
+            raise FatalError(f"pages {min(pages)} to {max(pages)} are not all in the pool")
         arrays = (described, pages, path_ends, paths)
         addresses = [mine.buffer_info()[0] for mine in arrays]
         heads = self._heads_per_kv, self._num_kv_heads
         values = _Pass(
             *addresses, self._address, len(rows), *heads, self._page_size, self._num_slots
         )
-        return CompiledPlan(self._function, values, arrays)
+        return CompiledPlan(self._function, values, arrays, sum(row.width for row in rows))
 
 
 def row_kernel(pool: PagedPool, heads_per_kv: int, cache_folder: Path) -> RowKernel | None:
@@ -146,24 +159,20 @@ def row_kernel(pool: PagedPool, heads_per_kv: int, cache_folder: Path) -> RowKer
         cache_folder: keeps what was compiled; made if it is not there.
     """
     head_dim = pool.data.shape[-1]
-    if pool.device.type != "cpu" or pool.dtype != torch.float32:
+    is_by_head = pool.layout is PoolLayout.BY_HEAD
+    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not is_by_head:
         return None
     if head_dim % WHOLE_VECTOR or heads_per_kv > MOST_HEADS_PER_KV:
         logger.info("attention is not compiled for %d heads of %s", heads_per_kv, head_dim)
         return None
-    try:
-        folder = cache_folder.expanduser()
-    except RuntimeError as error:  # a user without a home
-        logger.warning("attention is not compiled: %s: %s", cache_folder, error)
-        return None
-    function = _compiled(folder, head_dim)
+    function = _compiled(cache_folder, head_dim)
     return None if function is None else RowKernel(function, pool, heads_per_kv)
 
 
 @cache
 def _compiled(folder: Path, head_dim: int) -> Kernel | None:
     """Return ``attend`` of a library, which all pools of a process share."""
-    library = load_library(SOURCE, folder, {"DIM": head_dim})
+    library = load_library(ROW_ATTENTION, folder, {"DIM": head_dim})
     if library is None:
         return None
     function = library.attend

@@ -16,12 +16,19 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+ROW_ATTENTION = Path(__file__).with_name("row_attention.c")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 TIMEOUT_S = 120
+FAILURES = (OSError, subprocess.SubprocessError, ValueError, RuntimeError)
+"""No compiler that works, no folder to keep libraries in, no home."""
 
 
 def find_compiler() -> list[str] | None:
-    """Return the command of the C compiler, ``$CC`` or ``cc``; None where there is none."""
+    """Return the command of the C compiler, ``$CC`` or ``cc``; None where there is none.
+
+    Raises:
+        ValueError: ``$CC`` is no command line.
+    """
     command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     return None if shutil.which(command[0]) is None else command
 
@@ -34,52 +41,92 @@ def load_library(source: Path, folder: Path, macros: Mapping[str, int]) -> ctype
         folder: keeps libraries; made if it is not there.
         macros: by name.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        logger.info("%s is not compiled: there is no C compiler here", source.name)
-        return None
-    command = [*compiler, *FLAGS, *(f"-D{name}={value}" for name, value in macros.items())]
     try:
-        library = _built(command, source, folder)
+        folder = _own_folder(folder)
+        compiler = find_compiler()
+        if compiler is None:
+            logger.info("%s is not compiled: there is no C compiler here", source.name)
+            return None
+        defined = [f"-D{name}={value}" for name, value in macros.items()]
+        library = folder / _file_name(source, compiler, "".join(defined))
+        command = [*compiler, *FLAGS, *defined]
+        if not library.exists():
+            _build(command, source, library)
         try:
             return ctypes.CDLL(str(library))
-        except OSError:  # a full disk, say; what is loaded somewhere may be unlinked
-            library.unlink()
-            return ctypes.CDLL(str(_built(command, source, folder)))
-    except (OSError, subprocess.SubprocessError) as error:
+        except OSError:  # damaged; what is loaded somewhere may be replaced
+            _build(command, source, library)
+            return ctypes.CDLL(str(library))
+    except FAILURES as error:
         said = getattr(error, "stderr", None) or error
-        logger.warning("%s is not compiled: %s", source.name, said)
+        logger.warning("%s is not compiled into %s: %s", source.name, folder, said)
         return None
 
 
-def _built(command: list[str], source: Path, folder: Path) -> Path:
-    """The library's path; it is built once for a source, a command, a compiler and a machine.
+def kept_library(source: Path, folder: Path) -> str | None:
+    """Name what ``source`` compiles to here, macros aside, if that is in ``folder``; compiles nothing."""
+    try:
+        compiler = find_compiler()
+        if compiler is None:
+            return None
+        pattern = _file_name(source, compiler, "*")
+        return pattern if any(folder.expanduser().glob(pattern)) else None
+    except FAILURES:
+        return None
+
+
+def _own_folder(folder: Path) -> Path:
+    """Make the folder if it is not there; what others may have put there is never loaded.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's alone to write to.
+        RuntimeError: this user has no home.
+    """
+    own = folder.expanduser().absolute()
+    own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = own.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"others than this user may write to {own}")
+    return own
+
+
+def _file_name(source: Path, compiler: list[str], macros: str) -> str:
+    """Name a library by all that it depends on.
+
+    Raises:
+        OSError: the compiler cannot be run.
+        subprocess.SubprocessError: it does not tell its version.
+    """
+    key = hashlib.sha256(source.read_bytes())
+    key.update(repr((compiler, FLAGS, _run([*compiler, "--version"]), _processor())).encode())
+    return f"{source.stem}{macros}-{key.hexdigest()[:16]}.so"
+
+
+def _build(command: list[str], source: Path, library: Path) -> None:
+    """Compile beside the library and put it in its place, for other processes may do the same.
 
     Raises:
         OSError: the folder cannot be written.
         subprocess.SubprocessError: the compiler does not take the source.
     """
-    key = hashlib.sha256(source.read_bytes())
-    key.update(repr((command, _run([command[0], "--version"]), _instructions())).encode())
-    library = folder / f"{source.stem}-{key.hexdigest()[:16]}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch, library.name)
-            _run([*command, "-o", str(made), str(source), "-lm"])
-            made.replace(library)  # processes that start together each build it for themselves
-    return library
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        made = Path(scratch, library.name)
+        _run([*command, "-o", str(made), str(source), "-lm"])
+        made.replace(library)
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT_S
+    )
     return done.stdout
 
 
-def _instructions() -> str:
+def _processor() -> str:
     """What tells this machine's processor from another's: machines may share the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    wanted = ("flags", "Features", "model name")
+    return repr(sorted({line for line in lines if line.startswith(wanted)}))

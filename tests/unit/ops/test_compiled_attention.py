@@ -17,9 +17,10 @@ from torch import Tensor
 from dflash_ops import compiled_attention, kernel_build
 from dflash_ops.attention import attend_packed, plan_attention
 from dflash_ops.compiled_attention import RowKernel, row_kernel
-from dflash_ops.kernel_build import find_compiler, load_library
-from dflash_ops.paging import PagedPool
+from dflash_ops.kernel_build import ROW_ATTENTION, find_compiler, kept_library, load_library
+from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_ops.visibility import AttentionRow, Reach, Visible
+from dflash_wire.errors import FatalError
 
 pytestmark = pytest.mark.unit
 
@@ -115,8 +116,19 @@ def test_what_it_cannot_do_is_left_to_the_operators(folder: Path) -> None:
     assert plan_attention([row], 2, pool, [Reach(window=4)] * 2, kernel).compiled is None
     assert plan_attention([unread], 2, pool, form=kernel).compiled is None
     assert row_kernel(make_pool(24, 2, 16), 2, folder) is None
-    half = PagedPool(1, 4, 16, 2, 48, torch.bfloat16, torch.device("cpu"))
-    assert row_kernel(half, 2, folder) is None
+    cpu = torch.device("cpu")
+    assert row_kernel(PagedPool(1, 4, 16, 2, 48, torch.bfloat16, cpu), 2, folder) is None
+    by_page = PagedPool(1, 4, 16, 2, 48, torch.float32, cpu, PoolLayout.BY_PAGE)
+    assert row_kernel(by_page, 2, folder) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("pages", [[0], [0, NUM_PAGES], [-1, 0]])
+def test_pages_that_are_not_there_are_refused(pages: list[int], folder: Path) -> None:
+    pool = make_pool(48, 2, 16)
+    row = AttentionRow(0, 2, pages, 20, Visible.CAUSAL)
+    with pytest.raises(FatalError, match="pages"):
+        plan_attention([row], 2, pool, form=kernel_for(pool, 2, folder))
 
 
 @pytest.fixture
@@ -146,10 +158,29 @@ def test_a_folder_that_cannot_be_made_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.joinpath("file").touch()
-    assert (
-        load_library(compiled_attention.SOURCE, tmp_path / "file" / "kernels", {"DIM": 16}) is None
-    )
+    assert load_library(ROW_ATTENTION, tmp_path / "file" / "kernels", {"DIM": 16}) is None
     assert "row_attention.c is not compiled" in caplog.text
+
+
+@needs_compiler
+def test_a_folder_of_others_is_not_trusted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert kept_library(ROW_ATTENTION, tmp_path) is None
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is not None
+    assert kept_library(ROW_ATTENTION, tmp_path) is not None
+    tmp_path.chmod(0o777)
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is None
+    assert "others than this user may write" in caplog.text
+
+
+def test_no_command_line_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", "'cc")
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is None
+    assert kept_library(ROW_ATTENTION, tmp_path) is None
+    assert "No closing quotation" in caplog.text
 
 
 @needs_compiler
@@ -162,21 +193,21 @@ def test_a_compiler_that_fails_is_a_warning(
         assert load_library(broken, tmp_path / "made", {}) is None
     assert "broken.c is not compiled" in caplog.text and "error" in caplog.text
     monkeypatch.setattr(kernel_build, "TIMEOUT_S", 0.0)
-    assert load_library(compiled_attention.SOURCE, tmp_path / "other", {"DIM": 16}) is None
+    assert load_library(ROW_ATTENTION, tmp_path / "other", {"DIM": 16}) is None
 
 
 @needs_compiler
 def test_it_is_built_once_and_anew_when_damaged(tmp_path: Path) -> None:
-    assert load_library(compiled_attention.SOURCE, tmp_path, {"DIM": 16}) is not None
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is not None
     (library,) = tmp_path.iterdir()
     before = library.stat().st_mtime_ns
-    assert load_library(compiled_attention.SOURCE, tmp_path, {"DIM": 16}) is not None
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is not None
     assert library.stat().st_mtime_ns == before
     copied = shutil.copytree(tmp_path, tmp_path.with_name("damaged"))
     copied.joinpath(library.name).write_bytes(
         b""
     )  # never loaded: a loaded one must not be written to
-    assert load_library(compiled_attention.SOURCE, copied, {"DIM": 16}) is not None
+    assert load_library(ROW_ATTENTION, copied, {"DIM": 16}) is not None
 
 
 def test_masks_of_trees_are_paths() -> None:
