@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
 from dflash_wire.records import GenerationRequest, GenerationStats
@@ -106,8 +107,11 @@ def snapshot(app: ServedApp) -> dict[str, Any]:
 
 
 async def groups(app: ServedApp) -> list[dict[str, Any]]:
-    """A snapshot of every engine group."""
-    return list(await app.coordinator.broadcast("snapshot").results_async(timeout_s=30))
+    """A snapshot of every engine group; none while a lost one is still asked."""
+    try:
+        return list(await app.coordinator.broadcast("snapshot").results_async(timeout_s=30))
+    except RayActorError:
+        return []
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
