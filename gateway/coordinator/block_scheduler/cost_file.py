@@ -19,7 +19,7 @@ from gateway.coordinator.block_scheduler.cost_table import CostSample
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 
 
 def cost_path(folder: Path, fingerprint: Mapping[str, object]) -> Path:

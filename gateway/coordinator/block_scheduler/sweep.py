@@ -22,7 +22,10 @@ RAGGED_ROWS, RAGGED_WIDTHS = (4, 8, 16), (8, 2)
 """Cells whose rows verify one of two widths in turn, to price that by."""
 TREE_ROWS, TREE_WIDTH = (1, 2, 4, 8, 16, 32), 12
 """Cells whose rows verify trees, to price what those take beyond chains."""
-NUM_REPEATS = 5
+NUM_ROUNDS = 4
+"""Every cell is measured in each, far apart, for machines slow down and recover;"""
+NUM_COUNTED = 2
+"""in so many steps on end, after one that does not count: served steps mostly follow their like."""
 FED_TOKENS = 3
 """Committed tokens of the step before that a row has the drafter ingest, where its width allows."""
 ANY_TOKEN = 0
@@ -72,7 +75,7 @@ def sweep(
     clock: Callable[[], float] = time.perf_counter,
     tree_blocks: Sequence[int] = (),
 ) -> list[CostSample]:
-    """Measure all cells in turn, several times, the first of each not counted.
+    """Measure all cells in turn, in several rounds.
 
     The engine must be idle. Step ids are negative, so the coordinator's own follow them.
 
@@ -89,17 +92,16 @@ def sweep(
         EngineUnavailableError: an executor is gone.
     """
     cells = sweep_cells(limits, draft_widths, tree_blocks)
-    order = [cell for _ in range(NUM_REPEATS + 1) for cell in cells]
+    visit = [False] + [True] * NUM_COUNTED
+    order = [(cell, counts) for _ in range(NUM_ROUNDS) for cell in cells for counts in visit]
     samples: list[CostSample] = []
-    warm: set[Cell] = set()
     deadline = clock() + most_s
-    for step_id, cell in zip(range(-len(order), 0), order, strict=True):
+    for step_id, (cell, counts) in zip(range(-len(order), 0), order, strict=True):
         if clock() >= deadline:
             break
         sample = _run(ring, _plan(cell, step_id, limits), cell, clock)
-        if cell in warm:
+        if counts:
             samples.append(sample)
-        warm.add(cell)
     return samples
 
 

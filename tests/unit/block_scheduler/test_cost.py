@@ -102,6 +102,18 @@ def test_noise_never_makes_more_work_cheaper() -> None:
     assert prices == sorted(prices)
 
 
+def test_a_cell_that_seems_too_dear_does_not_make_all_behind_it_so() -> None:
+    def dear(sample: CostSample) -> CostSample:
+        is_one = (sample.num_rows, sample.width) == (1, 4)
+        return sample._replace(verify_ms=sample.verify_ms + 0.4) if is_one else sample
+
+    exact, noisy = CostTable(sweep()), CostTable(map(dear, sweep()))
+    for width, most in ((4, 0.4), (8, 0.05), (16, 0.0)):
+        positions = np.array([width])
+        verify = [float(t.step_ms([1], 1, positions, 0)[0, 0]) for t in (exact, noisy)]
+        assert abs(verify[1] - verify[0]) <= most + 1e-9, width
+
+
 def test_more_rows_than_measured_cost_in_proportion() -> None:
     assert price(CostTable(sweep()), 128, 4, 512) > 1.5 * price(CostTable(sweep()), 64, 4, 256)
 

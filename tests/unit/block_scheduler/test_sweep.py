@@ -12,7 +12,7 @@ from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
-from gateway.coordinator.block_scheduler.sweep import NUM_REPEATS, sweep, sweep_cells
+from gateway.coordinator.block_scheduler.sweep import NUM_COUNTED, NUM_ROUNDS, sweep, sweep_cells
 
 LIMITS = EngineLimits(
     num_pages=512,
@@ -60,11 +60,12 @@ class TimedRing:
         return self.now
 
 
-def test_every_cell_is_measured_and_the_first_round_is_not_counted() -> None:
+def test_every_cell_is_measured_and_the_first_step_of_a_visit_is_not_counted() -> None:
     ring = TimedRing(LIMITS)
     samples = sweep(ring, LIMITS, WIDTHS, 1e9, ring.clock)
     cells = sweep_cells(LIMITS, WIDTHS)
-    assert len(samples) == NUM_REPEATS * len(cells)
+    assert len(samples) == NUM_ROUNDS * NUM_COUNTED * len(cells)
+    assert len(ring.plans) == NUM_ROUNDS * (NUM_COUNTED + 1) * len(cells)
     assert {(s.num_rows, s.width) for s in samples} == {(c.num_rows, c.width) for c in cells}
     assert {c.num_rows for c in cells} == {1, 2, 4, 8, 16, 24}
     assert max(c.num_rows * c.width for c in cells) <= LIMITS.max_step_positions
