@@ -117,9 +117,7 @@ class StepCostModel:
             ``[draft widths, sizes]`` milliseconds from the landing before to this step's.
         """
         table_ms = self.table.step_ms(draft_widths, num_rows, positions, context)
-        load = self._loads.get((num_rows.bit_length(), num_cohorts)) or LoadCorrections(
-            self._last_level
-        )
+        load = self._loads.get(_load(num_rows, num_cohorts)) or LoadCorrections(self._last_level)
         factors = np.exp([load.log_ratio(width) for width in draft_widths])
         return table_ms * factors[:, None] + self._prefill_ms(num_prefill_positions)
 
@@ -151,7 +149,7 @@ class StepCostModel:
         ratio = outcome.step_ms / without_prefill
         most = math.log(self._settings.most_deviation)
         surprise = min(most, max(-most, math.log(ratio)))
-        key = (outcome.num_rows.bit_length(), outcome.num_cohorts)
+        key = _load(outcome.num_rows, outcome.num_cohorts)
         load = self._loads.setdefault(key, LoadCorrections(self._last_level))
         load.correct(outcome.draft_width, surprise, self._settings)
         self._last_level = load.level.log
@@ -165,3 +163,10 @@ class StepCostModel:
             if self._ms_per_prefill.num_steps
             else 0.0
         )
+
+
+def _load(num_rows: int, num_cohorts: int) -> tuple[int, int]:
+    """Steps that share corrections. A power of two of rows goes with those below it: so many streams have
+    a row fewer now and then, when one ends.
+    """
+    return (num_rows - 1).bit_length(), num_cohorts

@@ -193,3 +193,14 @@ def test_trees_have_a_price_of_their_own() -> None:
             price(CostTable(sweep()), rows, 16, rows * 12)
         )
         assert price(table, rows, TREES + 8, rows * 12) == price(table, rows, 8, rows * 12)
+
+
+def test_a_power_of_two_shares_corrections_with_the_rows_below_it() -> None:
+    model = StepCostModel(CostTable(sweep()))
+    model.observe(landed(20, 4, price(model, 20, 4, 80)))  # of another load, which stays as it is
+    for _ in range(60):
+        model.observe(landed(16, 4, 1.5 * price(StepCostModel(CostTable(sweep())), 16, 4, 64)))
+    model.observe(landed(20, 4, price(model, 20, 4, 80)))  # the last level is that load's again
+    fresh = StepCostModel(CostTable(sweep()))
+    assert price(model, 15, 4, 60) == pytest.approx(1.5 * price(fresh, 15, 4, 60), rel=0.03)
+    assert price(model, 17, 4, 68) == pytest.approx(price(fresh, 17, 4, 68), rel=0.03)
