@@ -4,7 +4,8 @@ A correction is a ratio of observed to predicted time. It has two parts, for mac
 tens of per cent within seconds, and that says nothing about widths:
 - the *level* of a load (power of two of rows, steps in flight) follows every step quickly;
 - the *contrast* of a draft width at a load learns only from steps right after a change of the width, when
-  the level was that of another width just before.
+  the level was that of another width just before: not from the first steps of a load that has come back, nor
+  from steps whose width nobody asked for, of which not every one is seen.
 So widths are compared at the same moment, and one that has not been visited for a while keeps its place. A
 load that nobody has visited takes the level of the last steps.
 """
@@ -56,19 +57,28 @@ class LoadCorrections:
         self.level = Ratio(level)
         self.contrasts: dict[int, Ratio] = {}
         """By draft width."""
-        self._draft_width = 0
-        self._age = 0
+        self._draft_width = self._age = 0
 
     def log_ratio(self, draft_width: int) -> float:
         """Logarithm of the correction."""
         contrast = self.contrasts.get(draft_width)
         return self.level.log + (contrast.log if contrast else 0.0)
 
-    def correct(self, draft_width: int, surprise: float, settings: CostSettings) -> None:
-        """Share a step's surprise between contrast and level. Mutates."""
-        if draft_width != self._draft_width:
-            self._age = 0 if self._draft_width else settings.fresh_steps
-            self._draft_width = draft_width
+    def correct(
+        self, draft_width: int, surprise: float, follows: bool, settings: CostSettings
+    ) -> None:
+        """Share a step's surprise between contrast and level. Mutates.
+
+        Args:
+            draft_width: of the step.
+            surprise: logarithm of observed over predicted time.
+            follows: the step before was of this load too.
+        """
+        if not follows:
+            self._age = settings.fresh_steps
+        elif draft_width != self._draft_width:
+            self._age = 0
+        self._draft_width = draft_width
         freshness = max(0.0, 1.0 - self._age / settings.fresh_steps)
         self._age += 1
         if freshness:
@@ -92,6 +102,7 @@ class StepCostModel:
         self._settings = settings or CostSettings()
         self._loads: dict[tuple[int, int], LoadCorrections] = {}
         self._last_level = 0.0
+        self._last_load: tuple[int, int] | None = None
         self._ms_per_prefill = Ratio()
 
     def step_ms(
@@ -128,6 +139,7 @@ class StepCostModel:
             observed / predicted time, None when the step says nothing.
         """
         if outcome.step_ms is None or outcome.num_rows == 0:
+            self._last_load = None
             return None
         verified = outcome.num_positions - outcome.num_prefill_positions
         without_prefill = float(
@@ -151,7 +163,8 @@ class StepCostModel:
         surprise = min(most, max(-most, math.log(ratio)))
         key = _load(outcome.num_rows, outcome.num_cohorts)
         load = self._loads.setdefault(key, LoadCorrections(self._last_level))
-        load.correct(outcome.draft_width, surprise, self._settings)
+        load.correct(outcome.draft_width, surprise, key == self._last_load, self._settings)
+        self._last_load = None if outcome.decision is None else key
         self._last_level = load.level.log
         return ratio
 

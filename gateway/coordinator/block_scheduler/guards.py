@@ -1,8 +1,9 @@
 """What keeps the choice of a draft width from flapping, and what makes it look around.
 
-The draft width changes when the regret of keeping it has added up: a change that promises 4 % comes after
-some eight steps, one that promises 1 % after fifty, one that promises a half never; and the sooner after the
-last change, the more it takes. Each load has a width of its own, so one that has just grown is not held up.
+The draft width changes when the regret of keeping it has added up: with many rows a change that promises 4 %
+comes after some eight steps, one that promises 1 % after fifty, one that promises a half never. With few rows
+it takes longer, for their luck lasts; and the sooner after the last change, the more it takes. Each load has
+a width of its own, so one that has just grown is not held up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class GuardSettings:
     dwell_steps: int = 8
     """A draft width is kept for at least so many steps of its load."""
     regret: float = 0.3
-    """Added-up relative gains that make a change, in steps' worth."""
+    """Added-up relative gains that make a change, in steps' worth, with many rows;"""
+    few_rows: float = 6.0
+    """with so many rows it takes twice as much, and adds up twice as long: few rows are in or out of luck for
+    many steps on end."""
     calm_ms: float = 8000.0
     """So long after a change the next one needs as much; the sooner, the more, in inverse proportion."""
     changes_per_s: float = 0.75
@@ -105,14 +109,16 @@ class WidthGuard:
         known.ms_kept += elapsed * kept.step_ms
         known.steps_kept += elapsed
         gain = self._value(best) / self._value(kept) - 1
-        known.regret = known.regret * self._settings.regret_decay**elapsed + elapsed * gain
+        luck = 1.0 + self._settings.few_rows / num_rows
+        decay = self._settings.regret_decay ** (elapsed / luck)
+        known.regret = known.regret * decay + elapsed * gain
         if best is kept:
             return self._use(kept), "still best"
         why = f"{shape_name(best.draft_width)} promises {gain:+.1%}"
         if known.steps_kept < self._settings.dwell_steps:
             return self._use(kept), f"kept for {known.steps_kept} steps, {why}"
         haste = max(1.0, self._settings.calm_ms / known.ms_kept)
-        if known.regret < self._settings.regret * haste:
+        if known.regret < self._settings.regret * haste * luck:
             return self._use(kept), f"{why}, which must add up to more"
         if self._allowed < 1.0:
             return self._use(kept), f"{why}, after too many changes of late"

@@ -28,10 +28,15 @@ def sweep(contexts: tuple[int, ...] = (0,)) -> list[CostSample]:
 
 
 def landed(
-    rows: int, width: int, step_ms: float | None, prefill: int = 0, cohorts: int = 1
+    rows: int,
+    width: int,
+    step_ms: float | None,
+    prefill: int = 0,
+    cohorts: int = 1,
+    decision: Decision | None = NO_DECISION,
 ) -> StepOutcome:
     return StepOutcome(
-        NO_DECISION, [], rows, rows * width + prefill, prefill, 0, cohorts, width, 0.0, 0.0, step_ms
+        decision, [], rows, rows * width + prefill, prefill, 0, cohorts, width, 0.0, 0.0, step_ms
     )
 
 
@@ -204,3 +209,49 @@ def test_a_power_of_two_shares_corrections_with_the_rows_below_it() -> None:
     fresh = StepCostModel(CostTable(sweep()))
     assert price(model, 15, 4, 60) == pytest.approx(1.5 * price(fresh, 15, 4, 60), rel=0.03)
     assert price(model, 17, 4, 68) == pytest.approx(price(fresh, 17, 4, 68), rel=0.03)
+
+
+class Machine:
+    """Steps of 16 rows that take what the table says, times a level, and ``wide`` times more if they are 16
+    wide."""
+
+    def __init__(self, wide: float = 1.0) -> None:
+        self.table, self.model = CostTable(sweep()), StepCostModel(CostTable(sweep()))
+        self.level, self._wide = 1.0, wide
+
+    def land(self, width: int, num_steps: int, decision: Decision | None = NO_DECISION) -> None:
+        factor = self.level * (self._wide if width == 16 else 1.0)
+        ms = factor * price(self.table, 16, width, 16 * width)
+        for _ in range(num_steps):
+            self.model.observe(landed(16, width, ms, decision=decision))
+
+    @property
+    def contrast(self) -> float:
+        """By how much blocks of 16 are thought to cost more, beside blocks of 4, than the table says."""
+        wide, narrow = (
+            price(self.model, 16, width, 16 * width) / price(self.table, 16, width, 16 * width)
+            for width in (16, 4)
+        )
+        return wide / narrow
+
+
+def test_changes_of_the_width_teach_what_a_width_costs() -> None:
+    machine = Machine(wide=1.3)
+    for _ in range(30):
+        machine.land(4, 20)
+        machine.land(16, 2)
+    assert machine.contrast == pytest.approx(1.3, rel=0.05)
+
+
+@pytest.mark.parametrize("between", ["another load", "a pause", "steps of a fixed width"])
+def test_a_machine_that_changed_meanwhile_is_not_held_against_a_width(between: str) -> None:
+    machine = Machine()
+    for turn in range(30):
+        machine.level = 1.0 + 0.3 * (turn % 2)
+        if between == "another load":
+            machine.model.observe(landed(1, 4, 4.0))
+        elif between == "a pause":
+            machine.model.observe(landed(16, 4, None))
+        is_asked = between != "steps of a fixed width"
+        machine.land(16 if turn % 2 else 4, 20, NO_DECISION if is_asked else None)
+    assert machine.contrast == pytest.approx(1.0, abs=0.02)

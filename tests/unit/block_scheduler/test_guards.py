@@ -25,22 +25,22 @@ def options(**values: float) -> dict[int, Option]:
 class Guarded:
     """A guard that is asked step by step, with steps of a millisecond."""
 
-    def __init__(self, draft_width: int, rows: int = 1) -> None:
+    def __init__(self, draft_width: int, rows: int = 60) -> None:
         self.guard = WidthGuard(GuardSettings(plain_margin=0.0))
         self.step = 0
         self.choose(rows, **{f"w{draft_width}": 1.0})
         assert self.guard.draft_width == draft_width
 
-    def choose(self, rows: int = 1, **values: float) -> int:
+    def choose(self, rows: int = 60, **values: float) -> int:
         """One step; the draft width chosen."""
         self.step += 1
         return self.guard.choose(options(**values), rows, self.step)[0].draft_width
 
-    def steps_until_switch(self, **values: float) -> int:
+    def steps_until_switch(self, rows: int = 60, **values: float) -> int:
         """Steps until the guard changes; at most 1000."""
         before = self.guard.num_switches
         for step in range(1, 1001):
-            self.choose(**values)
+            self.choose(rows, **values)
             if self.guard.num_switches > before:
                 return step
         return 1001
@@ -59,6 +59,13 @@ def test_the_larger_the_gain_the_sooner_the_change(gain: float, least: int, most
 
 def test_half_a_percent_is_never_worth_it() -> None:
     assert Guarded(4).steps_until_switch(w4=1.0, w8=1.004) == 1001
+
+
+def test_the_fewer_rows_the_longer_a_gain_must_last() -> None:
+    steps = [Guarded(4, n).steps_until_switch(n, w4=1.0, w8=1.04) for n in (1, 6, 60)]
+    assert steps[0] > 3 * steps[1] > 5 * steps[2]
+    assert Guarded(4, 1).steps_until_switch(1, w4=1.0, w8=1.01) < 1000, "small gains count as well"
+    assert Guarded(4, 1).steps_until_switch(1, w4=1.0, w8=1.004) == 1001
 
 
 def test_the_sooner_after_a_change_the_more_it_takes() -> None:
