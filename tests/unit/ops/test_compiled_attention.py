@@ -21,6 +21,7 @@ from dflash_ops.kernel_build import ROW_ATTENTION, find_compiler, kept_library, 
 from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_ops.visibility import AttentionRow, Reach, Visible
 from dflash_wire.errors import FatalError
+from verifier import acceptance
 
 pytestmark = pytest.mark.unit
 
@@ -212,6 +213,11 @@ def test_it_is_built_once_and_anew_when_damaged(tmp_path: Path) -> None:
 
 def test_masks_of_trees_are_paths() -> None:
     """What the kernel takes for granted: along a mask's row, ancestors stand in their order."""
-    mask, depths = tree(20, random.Random(3))
-    for node, seen in enumerate(mask):
-        assert [depths[i] for i in torch.nonzero(seen)[:, 0]] == list(range(depths[node] + 1))
+    chance = random.Random(3)
+    parents = [chance.randint(0, j) for j in range(19)]
+    served = acceptance.ancestor_mask(parents), acceptance.depths(parents)
+    for mask, depths in (tree(20, chance), served):
+        for node, seen in enumerate(mask):
+            path = torch.nonzero(seen)[:, 0].tolist()
+            assert [depths[i] for i in path] == list(range(depths[node] + 1))
+            assert path[-1] == node
