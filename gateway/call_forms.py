@@ -46,6 +46,17 @@ def call_form(tools: Sequence[Tool], style: str, only_one: bool, name: str | Non
         for index, tool in enumerate(tools)
         if name is None or tool.function.name == name
     ]
+    return calls_in_a_row(tags, style, only_one)
+
+
+def calls_in_a_row(tags: list[Json], style: str, only_one: bool) -> Json:
+    """Return the form of one call or more, with nothing but the style's separator between them.
+
+    Args:
+        tags: forms by ``call_tag``, any of which a call may have.
+        style: name of the parser.
+        only_one: end behind the first call.
+    """
     return {
         "type": "tags_with_separator",
         "tags": tags,

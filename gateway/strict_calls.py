@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from dflash_wire.errors import InvalidRequestError
-from gateway.call_forms import STYLES, arguments_schema, call_tag
+from gateway.call_forms import arguments_schema, call_tag, calls_in_a_row
 from gateway.grammars import ANY_OBJECT, ANY_TEXT, SPACES, Guide, Json, regex_form, sequence_of
 from gateway.parsers.held_text import WHITESPACE
 from gateway.parsers.hermes_tools import OPEN
@@ -51,14 +51,7 @@ def strict_guide(
         form = _calls_anywhere(tags, only_one)
     else:
         markers = [PYTHON_TAG, *([THINK] if output_format.reasoning else [])]
-        calls = {
-            "type": "tags_with_separator",
-            "tags": tags,
-            "separator": STYLES[style].separator,
-            "at_least_one": True,
-            "stop_after_first": only_one,
-        }
-        form = _calls_or_content(calls, names, markers)
+        form = _calls_or_content(calls_in_a_row(tags, style, only_one), names, markers)
     return Guide(form, f"tools[{strict[0]}].function.strict", is_free=True)
 
 

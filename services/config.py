@@ -112,7 +112,8 @@ class EngineArgs(Section):
     kernel_folder: str | None = Field(
         "~/.cache/dflash/kernels",
         description="Where attention for float32 on a CPU is kept, which the system's C compiler makes at "
-        "the first start, if there is one; null: it is not made, and torch's operators are used.",
+        "the first start, if there is one. It uses one thread, whatever num_threads says; null takes torch's "
+        "operators back, and nothing is compiled.",
     )
     num_pages: int = Field(2048, ge=2, le=2**24, description="Pages in each of the two pools.")
     page_size: int = Field(16, ge=1, description="Tokens per page.")

@@ -25,7 +25,7 @@ from dflash_wire.gauges import GUIDED_COUNTS
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import DraftResult, StepResult
 from services.config import LinkArgs
-from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
+from services.links import Inbound, LinkStage, Message, Outbound, pin_thread
 from services.ranks import RankLinks, own_host
 from services.spec import DraftFacts, EngineSpec
 
@@ -41,7 +41,6 @@ PLAN, ERROR = b"P", b"E"
 STEPS_PER_LANE = 2
 """Most steps of one lane that wait for a drafter and are worth one pass together."""
 
-Message = list[bytes]
 Handler = Callable[[Message], Message | None]
 
 
@@ -50,11 +49,11 @@ def first_peer(message: Message) -> int:
     return 0
 
 
-class RingStage:
+class RingStage(LinkStage):
     """One stage of the ring: receive, handle, pass on, in a thread of its own.
 
-    Owner of its sockets. A handler that returns None ends the step's way. A handler's exception
-    becomes an ERROR message for that step; it never ends the loop.
+    A handler that returns None ends the step's way. A handler's exception becomes an ERROR message for
+    that step; it never ends the loop.
 
     Args:
         handler: answers one message.
@@ -75,60 +74,39 @@ class RingStage:
         together: Callable[[list[Message]], list[Message]] | None = None,
         most_together: int = 1,
     ) -> None:
+        super().__init__("ring", link, num_threads)
         self._handler = handler
-        self._link = link
-        self._num_threads = num_threads
         self._peer_of = peer_of
         self._together = together
         self._most_together = most_together
         self._peer_addresses: tuple[str, ...] = ()
-        self._stopped = threading.Event()
-        self._bound = threading.Event()
         self._connected = threading.Event()
-        self.address = ""
-        self._thread = threading.Thread(target=self._loop, name="ring", daemon=True)
-        self._thread.start()
-        self._bound.wait()
+        self._start()
 
     def connect(self, *peer_addresses: str) -> None:
         """Tell the stage where its messages go; starts the traffic."""
         self._peer_addresses = peer_addresses
         self._connected.set()
 
-    def is_alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
-
     def stop(self) -> None:
-        """End the thread and close its sockets."""
+        """End the thread and close its sockets, whether it is connected or not."""
         self._stopped.set()
         self._connected.set()
-        self._thread.join(timeout=10)
+        super().stop()
 
-    def _loop(self) -> None:
-        import torch
-
-        # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
-        torch.set_num_threads(self._num_threads)
-        pin_sockets(self._link.pin_cpu)
-        pin_thread(self._link.pin_cpu)
-        inbound = Inbound(self._link.kind, self._link.spin_ms)
-        self.address = inbound.address
-        self._bound.set()
+    def _serve(self, inbound: Inbound) -> None:
         self._connected.wait()
         peers = [Outbound(address) for address in self._peer_addresses]
-        while peers and not self._stopped.is_set():
-            message = inbound.receive(POLL_MS)
-            if message is None:
-                continue
-            messages = [message]
-            if self._most_together > 1:
-                messages += inbound.waiting(self._most_together - 1)
-            for answer in self._answers(messages):
-                peers[self._peer_of(answer)].send(answer)
-        inbound.close()
-        for peer in peers:
-            peer.close()
+        try:
+            for message in self._messages(inbound):
+                messages = [message]
+                if self._most_together > 1:
+                    messages += inbound.waiting(self._most_together - 1)
+                for answer in self._answers(messages):
+                    peers[self._peer_of(answer)].send(answer)
+        finally:
+            for peer in peers:
+                peer.close()
 
     def _answers(self, messages: list[Message]) -> list[Message]:
         plans = [message for message in messages if message[0] != ERROR]

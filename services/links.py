@@ -1,4 +1,4 @@
-"""ControlLink: msgpack frames over ZeroMQ, one inbound socket per process.
+"""ControlLink: msgpack frames over ZeroMQ, one inbound socket per process, and the threads that listen there.
 
 ``ipc`` uses Linux's abstract namespace, so no file is left behind whatever kills a process; elsewhere
 and between nodes it is ``tcp``.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 import zmq
 
 from dflash_wire.errors import EngineUnavailableError
+from services.config import LinkArgs
 
 POLL_MS = 500
+
+Message = list[bytes]
 
 
 def bind_inbound(socket: Any, kind: str) -> str:
@@ -76,7 +82,7 @@ class Inbound:
         self._socket.setsockopt(zmq.LINGER, 0)
         self.address = bind_inbound(self._socket, kind)
 
-    def receive(self, timeout_ms: int) -> list[bytes] | None:
+    def receive(self, timeout_ms: int) -> Message | None:
         """Wait for one multipart message; None after ``timeout_ms`` of sleep."""
         deadline = time.perf_counter() + self._spin_s
         while not self._socket.poll(0):
@@ -85,12 +91,12 @@ class Inbound:
                     return None
                 break
             os.sched_yield()
-        parts: list[bytes] = self._socket.recv_multipart()
+        parts: Message = self._socket.recv_multipart()
         return parts
 
-    def waiting(self, most: int) -> list[list[bytes]]:
+    def waiting(self, most: int) -> list[Message]:
         """Return up to ``most`` further messages that are here already."""
-        found: list[list[bytes]] = []
+        found: list[Message] = []
         while len(found) < most and self._socket.poll(0):
             found.append(self._socket.recv_multipart())
         return found
@@ -108,7 +114,7 @@ class Outbound:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
 
-    def send(self, parts: list[bytes]) -> None:
+    def send(self, parts: Message) -> None:
         """Send without blocking.
 
         Raises:
@@ -122,3 +128,68 @@ class Outbound:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+class LinkStage(ABC):
+    """A thread that takes messages from a socket of its own, and computes with torch.
+
+    Owner: who makes it; nobody else may stop it. Sockets belong to the thread, which opens and closes them.
+
+    Invariants:
+        ``address`` is where it listens, from the end of the constructor on, and never changes
+        a thread that has ended, stopped or failed, does not start again
+
+    Subclasses call ``_start`` at the end of their constructor, and say in ``_serve`` what a message does.
+
+    Args:
+        name: of the thread.
+        link: how to listen.
+        num_threads: torch threads.
+    """
+
+    def __init__(self, name: str, link: LinkArgs, num_threads: int) -> None:
+        self._link = link
+        self._num_threads = num_threads
+        self._stopped = threading.Event()
+        self._bound = threading.Event()
+        self.address = ""
+        self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
+
+    def is_alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the thread and close its sockets."""
+        self._stopped.set()
+        self._thread.join(timeout=10)
+
+    def _start(self) -> None:
+        self._thread.start()
+        self._bound.wait()
+
+    def _listen(self) -> None:
+        import torch  # only stages need it
+
+        # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
+        torch.set_num_threads(self._num_threads)
+        pin_sockets(self._link.pin_cpu)
+        pin_thread(self._link.pin_cpu)
+        inbound = Inbound(self._link.kind, self._link.spin_ms)
+        self.address = inbound.address
+        self._bound.set()
+        try:
+            self._serve(inbound)
+        finally:
+            inbound.close()
+
+    def _messages(self, inbound: Inbound) -> Iterator[Message]:
+        """One message after another, as they come, until the stage is stopped."""
+        while not self._stopped.is_set():
+            message = inbound.receive(POLL_MS)
+            if message is not None:
+                yield message
+
+    @abstractmethod
+    def _serve(self, inbound: Inbound) -> None:
+        """Handle ``_messages``; the thread ends with it."""

@@ -7,18 +7,15 @@ a pass go over torch.distributed. Neither involves Ray.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 import ray
 
 from services.config import LinkArgs
-from services.links import POLL_MS, Inbound, Outbound, pin_sockets, pin_thread
+from services.links import Inbound, LinkStage, Message, Outbound
 from services.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
-
-Message = list[bytes]
 
 
 def own_host() -> str:
@@ -50,7 +47,7 @@ class RankLinks:
             outbound.close()
 
 
-class RankStage:
+class RankStage(LinkStage):
     """A rank's thread: handles messages in order, and ends with the first that fails.
 
     Unlike a ``RingStage`` it does not go on then: what came next would be summed up with what is left
@@ -63,44 +60,16 @@ class RankStage:
     """
 
     def __init__(self, handle: Callable[[Message], None], link: LinkArgs, num_threads: int) -> None:
+        super().__init__("rank", link, num_threads)
         self._handle = handle
-        self._link = link
-        self._num_threads = num_threads
-        self._stopped = threading.Event()
-        self._bound = threading.Event()
-        self.address = ""
-        self._thread = threading.Thread(target=self._loop, name="rank", daemon=True)
-        self._thread.start()
-        self._bound.wait()
+        self._start()
 
-    def is_alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End the thread and close its socket."""
-        self._stopped.set()
-        self._thread.join(timeout=10)
-
-    def _loop(self) -> None:
-        import torch
-
-        # OpenMP's thread count belongs to the calling thread, and so does CUDA's current device.
-        torch.set_num_threads(self._num_threads)
-        pin_sockets(self._link.pin_cpu)
-        pin_thread(self._link.pin_cpu)
-        inbound = Inbound(self._link.kind, self._link.spin_ms)
-        self.address = inbound.address
-        self._bound.set()
+    def _serve(self, inbound: Inbound) -> None:
         try:
-            while not self._stopped.is_set():
-                message = inbound.receive(POLL_MS)
-                if message is not None:
-                    self._handle(message)
+            for message in self._messages(inbound):
+                self._handle(message)
         except Exception:
             logger.exception("this rank of the target cannot go on")
-        finally:
-            inbound.close()
 
 
 class RankActor:

@@ -13,14 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dflash_ops.tensor_files import INDEX, indexed_files
 from dflash_wire.errors import ConfigError
 from drafter.checkpoint.speculators import MODEL_TYPE_KEY, from_speculators
 from drafter.checkpoint.tensors import normalized, split_fused
 from drafter.checkpoint.zlab import check_zlab
 
 Z_LAB, SPECULATORS = "z-lab", "speculators"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
+CONFIG = "config.json"
 MASK_EMBEDDING = "mask_embedding.pt"
 
 
@@ -72,11 +72,8 @@ def read_json(file: Path, missing: str) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    if (path / INDEX).is_file():
-        placed = read_json(path / INDEX, "").get("weight_map")
-        if not isinstance(placed, dict):
-            raise ConfigError(f"{path / INDEX} has no weight_map")
-        files = [path / name for name in sorted(set(placed.values()))]
+    if (indexed := indexed_files(path)) is not None:
+        files = sorted(set(indexed.values()))
         if missing := [file.name for file in files if not file.is_file()]:
             raise ConfigError(f"{path}: files named by {INDEX} are missing: {', '.join(missing)}")
         return files

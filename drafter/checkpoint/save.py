@@ -10,15 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dflash_ops.tensor_files import WEIGHTS
 from dflash_wire.errors import ConfigError
-from drafter.checkpoint.files import (
-    CONFIG,
-    MASK_EMBEDDING,
-    SPECULATORS,
-    WEIGHTS,
-    Z_LAB,
-    Checkpoint,
-)
+from drafter.checkpoint.files import CONFIG, MASK_EMBEDDING, SPECULATORS, Z_LAB, Checkpoint
 from drafter.checkpoint.load import OWN_HEAD, OWN_TENSORS, build_model
 from drafter.checkpoint.speculators import to_speculators
 from drafter.checkpoint.zlab import architecture_of

@@ -5,8 +5,9 @@ as the keyword argument ``step``. A row's attention has two parts: its committed
 every query sees, and the step's own tokens under the row's mask. Each part gives an output and the
 logarithm of its sum of exponentials; the two are merged by these. So no context is
 padded or, where its pages follow each other, even copied; it is masked only where a layer has a window that
-the context exceeds. That is the form for CPUs; on a GPU the context of all rows is attended at once
-(``context_attention``), and only the rows' own tokens are done here.
+the context exceeds. That always works. Where there is an ``AttentionForm``, it attends all rows at once: a
+``RowKernel`` (CPU, ``compiled_attention``) context and own tokens, a ``ContextAttention`` (GPU,
+``context_attention``) context only, from a pool that lies by page; the own tokens are then done here.
 
 Layers may differ in how far they reach (``visibility.Reach``); the rows of a pass are then arranged once per
 kind of layer.
@@ -48,7 +49,8 @@ __all__ = [
 ]
 
 AttentionForm = RowKernel | ContextAttention
-"""What attends all rows of a pass at once: on a CPU everything, on a GPU context, whose pool lies by page."""
+"""What attends all rows of a pass at once. ``RowKernel``, on CPUs: their context and their own tokens.
+``ContextAttention``, on GPUs: their context only, from a pool that lies by page."""
 
 # transformers takes any name with "flash" in it for a flash-attention kernel.
 GATHERED = "gathered_paged"

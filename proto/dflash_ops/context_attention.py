@@ -193,10 +193,13 @@ def choose_context_attention(
     head_dim: int,
     page_size: int,
 ) -> ContextAttention | None:
-    """Choose the form for one engine, by trying; says in the log which, and why not a faster one.
+    """Choose what attends contexts on a GPU, by trying; says in the log which, and why not a faster one.
+
+    It reads a pool that lies by page, and leaves the rows' own tokens to ``dflash_ops.attention``.
 
     Returns:
-        None on a CPU: there contexts are read row by row, where they lie (``dflash_ops.attention``).
+        None on a CPU: there a ``RowKernel`` attends context and own tokens together
+        (``dflash_ops.compiled_attention``), or ``dflash_ops.attention`` reads contexts row by row.
     """
     if device.type == "cpu":
         return None

@@ -5,8 +5,13 @@
  * softmax; a tile's sums are always formed in the same order. So a query's bits depend on its own keys alone: not on
  * how wide its row is, on whether it belongs to a prompt, a chain or a tree, or on who shares the pass.
  *
- * A tile is 16 keys with their values, a block is up to 4 queries; a seat is a query's place among those that go
- * through the keys together.
+ * Terms:
+ *   piece  one key/value head of one row; pieces are attended one after another
+ *   tile   16 keys of a piece with their values, fewer at the end
+ *   seat   index of a query in state_t, among those of a piece that go through its keys together, up to SEATS
+ *   block  up to 4 queries in seats that follow each other, for which a tile is loaded once
+ *   path   of a tree's token: the row's own tokens from the root to it, itself included
+ *   seen   of a query: how many keys of a tile it attends to; they are always the first ones
  */
 #include <math.h>
 #include <stdint.h>
@@ -38,12 +43,12 @@ typedef struct {
     const row_t *rows;
     const int64_t *pages;     /* page ids, row after row */
     const int64_t *path_ends; /* where in `paths` each tree token's path ends; the one before is its beginning */
-    const int64_t *paths;     /* own tokens from a tree's root to a token, itself included */
+    const int64_t *paths;     /* own tokens along the paths of tree tokens, path after path */
     const float *pool;        /* [L, 2, G, slots, D] */
     int64_t num_rows, heads_per_kv, num_kv_heads, page_size, num_slots;
 } pass_t;
 
-/* One key/value head of one row. */
+/* A piece: what its queries have in common. */
 typedef struct {
     const pass_t *pass;
     const row_t *row;
@@ -74,7 +79,7 @@ INLINE vec choose(ivec condition, vec yes, vec no) {
     return (vec)(((ivec)yes & condition) | ((ivec)no & ~condition));
 }
 
-INLINE vec larger(vec x, vec y) { return choose(x > y, x, y); }
+INLINE vec maximum_of(vec x, vec y) { return choose(x > y, x, y); }
 
 INLINE int clipped(int64_t count) { return count < 0 ? 0 : count > TILE ? TILE : (int)count; }
 
@@ -99,14 +104,14 @@ INLINE vec swap4(vec x) { return MIX(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 1
 INLINE vec swap2(vec x) { return MIX(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13); }
 INLINE vec swap1(vec x) { return MIX(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14); }
 
-INLINE float largest_of(vec x) {
-    x = larger(x, swap8(x));
-    x = larger(x, swap4(x));
-    x = larger(x, swap2(x));
-    return larger(x, swap1(x))[0];
+INLINE float largest_in(vec x) {
+    x = maximum_of(x, swap8(x));
+    x = maximum_of(x, swap4(x));
+    x = maximum_of(x, swap2(x));
+    return maximum_of(x, swap1(x))[0];
 }
 
-INLINE float total_of(vec x) {
+INLINE float total_in(vec x) {
     x += swap8(x);
     x += swap4(x);
     x += swap2(x);
@@ -127,7 +132,7 @@ INLINE void zip(const vec *from, vec *to) {
 }
 
 /* Transposes 16 dimensions of a tile's keys, from `at` on: four rounds of zipping do that. */
-INLINE void turn(const tile_t *tile, int at, vec *to) {
+INLINE void transpose(const tile_t *tile, int at, vec *to) {
     vec a[TILE], b[TILE];
     for (int k = 0; k < TILE; k++) a[k] = k < tile->count ? load(tile->key[k] + at) : splat(0.0f);
     zip(a, b);
@@ -152,22 +157,22 @@ INLINE void add_values(state_t *s, int seat, int n, const tile_t *tile, const fl
     }
 }
 
-/* One tile for n queries from `seat` on; turned[d] holds dimension d of its keys, and each query sees the first
+/* One tile for n queries from `seat` on; transposed[d] holds dimension d of its keys, and each query sees the first
  * seen[seat] of them. */
-INLINE void attend_block(state_t *s, int seat, int n, const vec *turned, const tile_t *tile, const int *seen) {
+INLINE void attend_block(state_t *s, int seat, int n, const vec *transposed, const tile_t *tile, const int *seen) {
     const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     vec even[BLOCK], odd[BLOCK]; /* dimensions apart: shorter chains of additions */
     float weight[BLOCK][TILE] __attribute__((aligned(64)));
     for (int i = 0; i < n; i++) even[i] = odd[i] = splat(0.0f);
     for (int d = 0; d < DIM; d += 2)
         for (int i = 0; i < n; i++) {
-            even[i] += s->query[seat + i][d] * turned[d];
-            odd[i] += s->query[seat + i][d + 1] * turned[d + 1];
+            even[i] += s->query[seat + i][d] * transposed[d];
+            odd[i] += s->query[seat + i][d + 1] * transposed[d + 1];
         }
     for (int i = 0; i < n; i++) {
         const int q = seat + i;
         const vec score = choose(lane < seen[q], even[i] + odd[i], splat(-INFINITY));
-        const float here = largest_of(score);
+        const float here = largest_in(score);
         if (here > s->largest[q]) {
             const float shrunk = exp_of(splat(s->largest[q] - here))[0];
             s->largest[q] = here;
@@ -175,7 +180,7 @@ INLINE void attend_block(state_t *s, int seat, int n, const vec *turned, const t
             for (int c = 0; c < VECTORS; c++) s->sum[q][c] *= shrunk;
         }
         const vec weights = exp_of(score - s->largest[q]);
-        s->total[q] += total_of(weights);
+        s->total[q] += total_in(weights);
         *(vec *)weight[i] = weights;
     }
     add_values(s, seat, n, tile, weight);
@@ -183,14 +188,14 @@ INLINE void attend_block(state_t *s, int seat, int n, const vec *turned, const t
 
 static void attend_tile(state_t *s, int seat, int num_queries, const tile_t *tile, const int *seen) {
     const int end = seat + num_queries;
-    vec turned[DIM];
-    for (int c = 0; c < VECTORS; c++) turn(tile, c * 16, turned + c * 16);
-    for (; seat + 4 <= end; seat += 4) attend_block(s, seat, 4, turned, tile, seen);
+    vec transposed[DIM];
+    for (int c = 0; c < VECTORS; c++) transpose(tile, c * 16, transposed + c * 16);
+    for (; seat + 4 <= end; seat += 4) attend_block(s, seat, 4, transposed, tile, seen);
     if (seat + 2 <= end) {
-        attend_block(s, seat, 2, turned, tile, seen);
+        attend_block(s, seat, 2, transposed, tile, seen);
         seat += 2;
     }
-    if (seat < end) attend_block(s, seat, 1, turned, tile, seen);
+    if (seat < end) attend_block(s, seat, 1, transposed, tile, seen);
 }
 
 /* Finds `count` keys from position `start` on: committed ones, then the row's own, along a path if there is one. */
@@ -215,7 +220,7 @@ INLINE void gather(const piece_t *piece, const int64_t *path, int64_t start, int
 }
 
 /* Asks for a tile of the context that is soon needed: pages lie too far apart for processors to guess them. */
-INLINE void fetch(const piece_t *piece, int64_t start) {
+INLINE void prefetch(const piece_t *piece, int64_t start) {
     tile_t tile;
     if (start + TILE > piece->row->context) return;
     gather(piece, 0, start, TILE, &tile);
@@ -271,7 +276,7 @@ INLINE void attend_tokens(const piece_t *piece, const float *query, int64_t per_
     for (int64_t start = 0; start < most; start += TILE) {
         for (int q = 0; q < num_queries; q++) seen[q] = clipped(ends[q] - start);
         gather(piece, 0, start, clipped(most - start), &tile);
-        fetch(piece, start + TILE);
+        prefetch(piece, start + TILE);
         attend_tile(s, 0, num_queries, &tile, seen);
     }
     for (int t = 0; row->visible == TREE && t < num_tokens; t++) attend_path(piece, s, t * heads, token + t, most);
@@ -298,7 +303,7 @@ void attend(const pass_t *p, int64_t layer, const float *query, int64_t per_toke
         const int64_t width = piece.row->width;
         if (n + 1 < num_pieces) {
             const piece_t next = piece_at(p, n + 1, layer, own);
-            fetch(&next, 0);
+            prefetch(&next, 0);
         }
         for (int64_t token = 0; token < width; token += at_once) {
             const int num_tokens = width - token < at_once ? (int)(width - token) : at_once;

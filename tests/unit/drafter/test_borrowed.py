@@ -72,6 +72,17 @@ def test_sharded(tmp_path: Path) -> None:
     assert torch.equal(borrowed.head, model.lm_head.weight)
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [("{", "is not JSON"), ("[]", "has no weight_map"), ('{"weight_map": 1}', "has no weight_map")],
+)
+def test_a_broken_index(tmp_path: Path, index: str, message: str) -> None:
+    save_target(tmp_path, num_layers=1)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigError, match=rf"index\.json {message}"):
+        load_borrowed_weights(tmp_path, torch.float32, CPU)
+
+
 def test_cast(tmp_path: Path) -> None:
     save_target(tmp_path, num_layers=1)
     borrowed = load_borrowed_weights(tmp_path, torch.bfloat16, CPU)

@@ -268,6 +268,9 @@ def test_aliases(tmp_path: Path) -> None:
     (tmp_path / "part-1.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"files named by .* are missing: part-1"):
         load(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ConfigError, match=r"index\.json has no weight_map"):
+        load(tmp_path)
 
 
 def test_a_tensor_under_two_names(tmp_path: Path) -> None:

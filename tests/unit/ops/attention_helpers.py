@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
+from attention_rows import tree
 from torch import Tensor
 
 from dflash_ops.attention import AttentionRow, Visible
@@ -24,13 +25,6 @@ def make_pool(layout: PoolLayout = PoolLayout.BY_HEAD) -> PagedPool:
     )
     pool.data.copy_(torch.randn(pool.data.shape))  # the same in every layout
     return pool
-
-
-def tree_mask(width: int, rng: random.Random) -> Tensor:
-    mask = torch.eye(width, dtype=torch.bool)
-    for node in range(1, width):
-        mask[node] |= mask[rng.randrange(node)]
-    return mask
 
 
 def make_row(
@@ -73,7 +67,7 @@ def random_rows(seed: int) -> list[AttentionRow]:
     offset = 0
     for _ in range(rng.randint(2, 7)):
         width, context = rng.randint(1, 4), rng.choice([0, 0, 1, 5, 17])
-        visible = rng.choice([Visible.ALL, Visible.CAUSAL, tree_mask(width, rng)])
+        visible = rng.choice([Visible.ALL, Visible.CAUSAL, tree(width, rng)[0]])
         rows.append(make_row(offset, width, context, visible, rng.random() < 0.5))
         offset += width
     return rows

@@ -20,8 +20,8 @@ from attention_helpers import (
     make_pool,
     make_row,
     random_rows,
-    tree_mask,
 )
+from attention_rows import tree
 
 from dflash_ops.attention import (
     AttentionRow,
@@ -85,7 +85,7 @@ def test_single_row(
 def test_even_rows_are_one_group_without_index_copies(contexts: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     rng = random.Random(1)
-    rows = [make_row(4 * i, 4, c, tree_mask(4, rng)) for i, c in enumerate(contexts)]
+    rows = [make_row(4 * i, 4, c, tree(4, rng)[0]) for i, c in enumerate(contexts)]
     (group,) = check(rows, 2).groups
     assert group.place == slice(0, 12)
 
@@ -111,7 +111,7 @@ def test_chains_and_trees_of_any_width_are_filled_up_to_one_group() -> None:
     rng = random.Random(5)
     rows = chains_of((3, 1, 5))
     mixed = [
-        replace(row, visible=tree_mask(row.width, rng)) if row.width > 1 else row for row in rows
+        replace(row, visible=tree(row.width, rng)[0]) if row.width > 1 else row for row in rows
     ]
     assert shapes(mixed) == [(5, 3)]
 

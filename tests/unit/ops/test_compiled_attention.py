@@ -21,12 +21,14 @@ from dflash_ops.kernel_build import ROW_ATTENTION, find_compiler, kept_library, 
 from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_ops.visibility import AttentionRow, Reach, Visible
 from dflash_wire.errors import FatalError
+from verifier import acceptance
 
 pytestmark = pytest.mark.unit
 
 SCALE = 0.3
 NUM_PAGES = 120
 SHAPES = [(48, 2, 2, 16), (16, 1, 4, 4), (64, 2, 1, 16), (128, 1, 8, 7), (32, 2, 3, 5)]
+SHAPES += [(80, 1, 1, 16), (128, 2, 8, 16)]  # of 5 vectors, summed one by one; of 8, in pairs
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
 
 
@@ -78,19 +80,24 @@ def test_as_torchs_operators(
 
 @needs_compiler
 @pytest.mark.parametrize("context", [0, 3, 16, 45])
-def test_bits_of_a_token_depend_on_its_keys_alone(context: int, folder: Path) -> None:
+@pytest.mark.parametrize(("head_dim", "groups", "heads_per_kv", "page_size"), SHAPES)
+def test_bits_of_a_token_depend_on_its_keys_alone(
+    head_dim: int, groups: int, heads_per_kv: int, page_size: int, context: int, folder: Path
+) -> None:
     """A chain of 21 tokens: alone in one row, one by one behind pages, and as a path of a tree in company."""
-    pool = make_pool(48, 2, 16)
-    kernel = kernel_for(pool, 2, folder)
-    length, pages = 21, list(range(8))
+    pool = make_pool(head_dim, groups, page_size)
+    kernel = kernel_for(pool, heads_per_kv, folder)
+    length = 21
+    pages = list(range(-(-(context + length) // page_size)))
     row = AttentionRow(0, length, pages, context, Visible.CAUSAL)
-    query, own = tokens([row], pool, 2)
-    whole = attend_packed(query, own, plan_attention([row], 2, pool, form=kernel), 0, SCALE)
+    query, own = tokens([row], pool, heads_per_kv)
+    planned = plan_attention([row], heads_per_kv, pool, form=kernel)
+    whole = attend_packed(query, own, planned, 0, SCALE)
     behind = pool.slots(pages, context, context + length)
     pool.write(behind, torch.stack([own, own]))
     for i in range(length):
         one = AttentionRow(0, 1, pages, context + i, Visible.CAUSAL)
-        alone = plan_attention([one], 2, pool, form=kernel)
+        alone = plan_attention([one], heads_per_kv, pool, form=kernel)
         again = attend_packed(query[i : i + 1], own[i : i + 1], alone, 0, SCALE)
         assert torch.equal(again[0], whole[i]), i
 
@@ -100,10 +107,10 @@ def test_bits_of_a_token_depend_on_its_keys_alone(context: int, folder: Path) ->
         parent = node - 1 if node % 2 else node - 2
         mask[node] |= mask[parent]
     nodes = AttentionRow(3, 2 * length, pages, context, mask, [n // 2 for n in range(2 * length)])
-    company = AttentionRow(0, 3, [50], 5, Visible.CAUSAL)
-    queries, owns = tokens([company, nodes], pool, 2)
+    company = AttentionRow(0, 3, [50, 51], 5, Visible.CAUSAL)
+    queries, owns = tokens([company, nodes], pool, heads_per_kv)
     queries[3::2], owns[3::2] = query, own
-    planned = plan_attention([company, nodes], 2, pool, form=kernel)
+    planned = plan_attention([company, nodes], heads_per_kv, pool, form=kernel)
     assert torch.equal(attend_packed(queries, owns, planned, 0, SCALE)[3::2], whole)
 
 
@@ -212,6 +219,11 @@ def test_it_is_built_once_and_anew_when_damaged(tmp_path: Path) -> None:
 
 def test_masks_of_trees_are_paths() -> None:
     """What the kernel takes for granted: along a mask's row, ancestors stand in their order."""
-    mask, depths = tree(20, random.Random(3))
-    for node, seen in enumerate(mask):
-        assert [depths[i] for i in torch.nonzero(seen)[:, 0]] == list(range(depths[node] + 1))
+    chance = random.Random(3)
+    parents = [chance.randint(0, j) for j in range(19)]
+    served = acceptance.ancestor_mask(parents), acceptance.depths(parents)
+    for mask, depths in (tree(20, chance), served):
+        for node, seen in enumerate(mask):
+            path = torch.nonzero(seen)[:, 0].tolist()
+            assert [depths[i] for i in path] == list(range(depths[node] + 1))
+            assert path[-1] == node

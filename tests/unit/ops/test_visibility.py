@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attention_rows import tree
 from torch import Tensor
 
 from dflash_ops.attention import (
@@ -34,15 +35,6 @@ REACHES = [
 ]
 
 
-def random_tree(width: int, rng: random.Random) -> tuple[Tensor, list[int]]:
-    mask, depths = torch.eye(width, dtype=torch.bool), [0]
-    for node in range(1, width):
-        parent = rng.randrange(node)
-        mask[node] |= mask[parent]
-        depths.append(depths[parent] + 1)
-    return mask, depths
-
-
 def random_rows(rng: random.Random) -> list[AttentionRow]:
     pages, rows, offset = list(range(NUM_PAGES)), [], 0
     rng.shuffle(pages)
@@ -55,7 +47,7 @@ def random_rows(rng: random.Random) -> list[AttentionRow]:
         visible: Visible | Tensor = Visible.CAUSAL
         depths = None
         if kind == "tree":
-            visible, depths = random_tree(width, rng)
+            visible, depths = tree(width, rng)
         rows.append(AttentionRow(offset, width, mine, context, visible, depths))
         offset += width
     return rows

@@ -13,8 +13,8 @@ from dflash_wire.records import DraftResult, Ingest, Row, StepPlan
 from services.config import LinkArgs
 from services.engine_group import ZmqRing
 from services.engines import taps_within, union_taps
-from services.executors import ERROR, PLAN, Message, RingStage, passed_on
-from services.links import Inbound, Outbound
+from services.executors import ERROR, PLAN, RingStage, passed_on
+from services.links import Inbound, Message, Outbound
 
 pytestmark = pytest.mark.unit
 
