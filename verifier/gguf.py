@@ -35,8 +35,8 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
     Args:
         file: a GGUF file of a family that is served, quantised or not.
         out: folder to create; it appears whole or not at all.
-        dtype: of the weights as stored. Of quantised ones, bfloat16 rounds off much less than the quantising did,
-            and a pass over them reads half the memory (ADR 7); float32 keeps every bit.
+        dtype: of the weights as stored. bfloat16 rounds off much less than 4 to 8 bits have done before, and
+            passes then read half the memory (ADR 7); float32 keeps every bit.
         chat_template: Jinja; in place of the file's own, if it has one.
 
     Returns:

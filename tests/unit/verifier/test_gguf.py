@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verifier_harness import Harness
 
-from dflash_wire.errors import ConfigError
 from verifier import gguf
 
 pytestmark = pytest.mark.unit
