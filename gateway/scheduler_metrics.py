@@ -34,7 +34,7 @@ def scheduler_metrics(groups: Sequence[GroupGauges]) -> Iterable[Metric]:
     )
     ratios = GaugeMetricFamily(
         "dflash_block_observed_over_predicted",
-        "Committed tokens and step time, observed / predicted over the last 256 steps.",
+        "Committed tokens and step time, observed / predicted over the last 256 steps, or more if luck is in them.",
         labels=[*LABELS, "of"],
     )
     predicted = CounterMetricFamily(
