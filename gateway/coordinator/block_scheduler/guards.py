@@ -220,10 +220,10 @@ class ProbeBudget:
 class DriftAlarm:
     """Whether predictions and observations have parted. Owner: the block scheduler.
 
-    A deviation counts if luck does not explain it. With drafts that are right all or not at all, as those of
-    prompt lookup, 256 steps of one row are too few to tell: their sum is off by a fifth often, and predictions
-    are right. Such a window goes on for another. Luck of neighbouring steps is no news, for a text that repeats
-    itself does so for a while: so scatter is that of sums over stretches.
+    A deviation counts if luck does not explain it. Where drafts are right all or not at all, as those of
+    prompt lookup are, 256 steps of one row are too few to tell: their sum is often off by a fifth although
+    predictions are right on average. Such a window goes on for another one. A text that repeats itself does
+    so for a while, so scatter is that of sums over stretches and not over steps.
 
     Args:
         window: steps after which sums are compared; whole stretches.

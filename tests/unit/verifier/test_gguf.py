@@ -14,9 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verifier_harness import Harness
 
+from dflash_wire.errors import InvalidRequestError
+from gateway.chat_tokenizer import ChatTokenizer
 from verifier import gguf
 
 pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
 
 PROMPT = [2, 7, 3, 60, 21, 21, 0, 44, 13, 9, 30]
 NUM_NEW = 20
@@ -79,6 +83,25 @@ def test_the_tokenizer_comes_along(saved: tuple[Path, dict[str, Tensor]], tmp_pa
     assert config["dtype"] == "bfloat16" and "quantization_config" not in config
     generation = json.loads((out / "generation_config.json").read_text())
     assert generation["eos_token_id"] == config["eos_token_id"] == CONTROL.index("<eos>")
+
+
+def test_the_shipped_template_writes_transcripts(
+    saved: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    template = (ROOT / "configs/transcript.jinja").read_text(encoding="utf-8")
+    gguf.convert(saved[0], tmp_path / "target", torch.bfloat16, template)
+    tokenizer = ChatTokenizer.load(tmp_path / "target")
+    turns = [("system", "Short answers."), ("user", "Hi "), ("assistant", "Yes."), ("user", "2?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert tokenizer.render(messages) == (
+        "<bos>Short answers.\n\nUser:\nHi\n\nAssistant:\nYes.\n\nUser:\n2?\n\nAssistant:\n"
+    )
+    assert tokenizer.render(messages[1:2], begins_answer=False) == (
+        "<bos>A conversation between a user and a helpful assistant.\n\nUser:\nHi"
+    )
+    for refused in (messages[::-1], [{"role": "tool", "content": "4"}]):
+        with pytest.raises(InvalidRequestError, match="turns of user and assistant"):
+            tokenizer.render(refused)
 
 
 def refusal(file: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
