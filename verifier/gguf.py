@@ -81,12 +81,14 @@ def _read(file: Path) -> tuple[Any, dict[str, Tensor], list[Any]]:
     try:
         config = AutoConfig.from_pretrained(file.parent, **source)
         check_target_config(config)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        # transformers' types know of no second value.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             file.parent, dtype=torch.float32, output_loading_info=True, **source
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise ConfigError(f"{file} is no GGUF file that transformers can read: {error}") from error
+    model, loading = loaded
     if absent := sorted(loading["missing_keys"]):
         # transformers would fill them with random numbers.
         raise ConfigError(f"{file} lacks {len(absent)} tensors of its model, as {absent[0]}")
