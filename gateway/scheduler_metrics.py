@@ -5,6 +5,7 @@ Useful queries (``[5m]`` as wanted):
     flapping               rate(dflash_block_switches_total) > 1
     predictions are off    abs(dflash_block_observed_over_predicted - 1) > 0.2
     the table decides      dflash_block_scheduler_state{state=~"safe|table"} == 1
+        ``safe``: predictions are off by more than luck explains, which with few streams is much.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def scheduler_metrics(groups: Sequence[GroupGauges]) -> Iterable[Metric]:
     )
     ratios = GaugeMetricFamily(
         "dflash_block_observed_over_predicted",
-        "Committed tokens and step time, observed / predicted over the last 256 steps.",
+        "Committed tokens and step time, observed / predicted over 256 steps, or more where they scatter.",
         labels=[*LABELS, "of"],
     )
     predicted = CounterMetricFamily(

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from tqdm import tqdm
 
 from loadtest import prompt_sets
-from loadtest.bench_drafters import OWN_ROWS, with_ngram
+from loadtest.bench_drafters import OWN_ROWS, has_dflash, with_ngram
 from loadtest.bench_report import (
     PLAIN,
     REFERENCE_ROWS,
@@ -91,9 +91,14 @@ def start_references(stack: ExitStack, options: argparse.Namespace) -> list[Refe
     """Start the reference workers, unless the options leave them out."""
     if options.no_references:
         return []
+    modes = dict(REFERENCE_ROWS)
+    if not has_dflash(options.config):
+        print(
+            f"No row {modes.pop('dflash')!r}: the drafter is no DFlash checkpoint", file=sys.stderr
+        )
     workers = {
         name: stack.enter_context(Worker(WORKER_MODULE, mode, "--config", str(options.config)))
-        for mode, name in REFERENCE_ROWS.items()
+        for mode, name in modes.items()
     }
     for worker in workers.values():
         worker.wait_ready()

@@ -27,6 +27,16 @@ def load_target_config(path: str) -> Any:
         config = AutoConfig.from_pretrained(path, local_files_only=Path(path).exists())
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a target model config from {path!r}: {error}") from error
+    check_target_config(config)
+    return config
+
+
+def check_target_config(config: Any) -> None:
+    """Refuse a target that would be computed wrongly.
+
+    Raises:
+        ConfigError: a family or feature that is not supported.
+    """
     _refuse_running_state(config)
     if config.model_type not in SUPPORTED_MODEL_TYPES:
         raise ConfigError(
@@ -47,7 +57,6 @@ def load_target_config(path: str) -> Any:
     for key in UNSUPPORTED_VALUES:
         if getattr(config, key, None):
             raise ConfigError(f"target config key {key!r} is not supported yet")
-    return config
 
 
 def _refuse_running_state(config: Any) -> None:

@@ -13,7 +13,7 @@ class SchedulerGauges(NamedTuple):
     num_switches: int
     """Changes of the draft width, probes not counted."""
     token_ratio: float
-    """Committed tokens observed / predicted, over the last full window."""
+    """Committed tokens observed / predicted, when the drift alarm last compared them."""
     time_ratio: float
     """Step time, the same."""
     brier_score: float

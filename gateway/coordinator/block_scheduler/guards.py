@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from gateway.coordinator.block_scheduler.allocation import Option
 from gateway.coordinator.block_scheduler.records import shape_name
 
+LUCK = 3.0
+"""Standard errors by which sums may differ by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
@@ -223,17 +226,26 @@ class ProbeBudget:
 class DriftAlarm:
     """Whether predictions and observations have parted. Owner: the block scheduler.
 
+    A deviation counts if luck does not explain it. Where drafts are right all or not at all, as those of
+    prompt lookup are, 256 steps of one row are too few to tell: their sum is often off by a fifth although
+    predictions are right on average. Such a window goes on for another one. A text that repeats itself does
+    so for a while, so scatter is that of sums over stretches and not over steps.
+
     Args:
-        window: steps that are compared.
+        window: steps after which sums are compared; whole stretches.
         tolerance: relative deviation of the sums that is too much.
+        stretch: neighbouring steps.
     """
 
-    def __init__(self, window: int = 256, tolerance: float = 0.2) -> None:
-        self._window, self._tolerance = window, tolerance
+    def __init__(self, window: int = 256, tolerance: float = 0.2, stretch: int = 32) -> None:
+        if window % stretch or window < 2 * stretch:
+            raise ValueError(f"a window of {window} steps is not several stretches of {stretch}")
+        self._window, self._tolerance, self._stretch = window, tolerance, stretch
         self._num_steps = 0
         self._predicted = self._observed = 0.0
+        self._difference = self._squares = 0.0  # of the present stretch; of those before it
         self.ratio = 1.0
-        """Observed / predicted over the last full window."""
+        """Observed / predicted when sums were last compared."""
         self.all_predicted = self.all_observed = 0.0
         """Sums over all steps."""
 
@@ -242,10 +254,25 @@ class DriftAlarm:
         self._num_steps += 1
         self._predicted += predicted
         self._observed += observed
+        self._difference += observed - predicted
         self.all_predicted += predicted
         self.all_observed += observed
-        if self._num_steps < self._window:
+        if self._num_steps % self._stretch:
+            return False
+        self._squares += self._difference**2
+        self._difference = 0.0
+        if self._num_steps % self._window:
             return False
         self.ratio = self._observed / self._predicted if self._predicted > 0 else 1.0
-        self._num_steps, self._predicted, self._observed = 0, 0.0, 0.0
-        return abs(self.ratio - 1) > self._tolerance
+        deviates = abs(self.ratio - 1) > self._tolerance
+        is_luck = deviates and not self._is_beyond_luck()
+        if not is_luck:
+            self._num_steps, self._predicted, self._observed, self._squares = 0, 0.0, 0.0, 0.0
+        return deviates and not is_luck
+
+    def _is_beyond_luck(self) -> bool:
+        """Whether the sums differ by more than so many standard errors."""
+        count = self._num_steps // self._stretch
+        squared = (self._observed - self._predicted) ** 2
+        variance = max(0.0, self._squares - squared / count) * count / (count - 1)
+        return squared > LUCK**2 * variance

@@ -8,7 +8,6 @@ import pytest
 
 from gateway.coordinator.block_scheduler.allocation import Option
 from gateway.coordinator.block_scheduler.guards import (
-    DriftAlarm,
     GuardSettings,
     ProbeBudget,
     WidthGuard,
@@ -182,10 +181,3 @@ def test_more_rows_look_where_a_few_have_found_something() -> None:
     assert budget.few(256) == 128
     budget.found(False)
     assert budget.few(256) == 8
-
-
-def test_the_alarm_compares_whole_windows() -> None:
-    alarm = DriftAlarm(window=4, tolerance=0.2)
-    assert [alarm.add(1.0, 1.1) for _ in range(4)] == [False] * 4
-    assert alarm.ratio == pytest.approx(1.1)
-    assert [alarm.add(1.0, 0.7) for _ in range(4)] == [False, False, False, True]

@@ -9,7 +9,7 @@ import yaml
 from loadtest_fakes import FakeServer
 
 from loadtest import bench
-from loadtest.bench_drafters import with_ngram
+from loadtest.bench_drafters import has_dflash, with_ngram
 from loadtest.bench_rows import ApiClient, BenchPrompt, ServedRow
 from loadtest.processes import BenchError
 from loadtest.prompt_sets import Prompt
@@ -52,6 +52,28 @@ def test_the_shipped_config_takes_it() -> None:
         (application,) = yaml.safe_load(copy.read_text())["applications"]
     args = AppArgs.model_validate(application["args"])
     assert list(args.model.all_drafters) == ["default", "ngram"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "expected"),
+    [(None, True), ("z-lab/pair", True), ("ngram", False), ("none", False), ("eagle", False)],
+)
+def test_the_packages_loop_is_for_dflash_alone(
+    drafter: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("eagle").mkdir()
+    Path("eagle/config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    model = {} if drafter is None else {"drafter": drafter}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"applications": [{"args": {"model": model}}]}))
+    assert has_dflash(config) == expected
+
+
+def test_the_embedded_drafter_is_dflash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert has_dflash(ROOT / "config.yaml")
+    assert not has_dflash(ROOT / "configs/gemma3-270m.yaml")
 
 
 def test_which_rows_there_are() -> None:
