@@ -237,7 +237,7 @@ class Machine:
 
 def test_changes_of_the_width_teach_what_a_width_costs() -> None:
     machine = Machine(wide=1.3)
-    for _ in range(30):
+    for _ in range(100):
         machine.land(4, 20)
         machine.land(16, 2)
     assert machine.contrast == pytest.approx(1.3, rel=0.05)
