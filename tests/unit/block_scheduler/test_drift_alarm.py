@@ -53,20 +53,20 @@ def test_a_window_is_several_stretches() -> None:
             DriftAlarm(window, stretch=stretch)
 
 
-@pytest.mark.parametrize("seed", [1, 5])
-def test_drafts_that_are_right_all_or_not_at_all_are_no_failed_predictions(seed: int) -> None:
+def test_drafts_that_are_right_all_or_not_at_all_are_no_failed_predictions() -> None:
     """One stream with prompt lookup: each text is new for a while, and some repeat themselves after that."""
-    rng = np.random.default_rng(seed)
-    of = scheduler()
     states, ratios = set[str](), set[float]()
-    for seq_id in range(40):
-        news, repeats = rng.integers(20, 70), rng.integers(5, 60) * (rng.random() < 0.6)
-        for step in range(news + repeats):
-            asked = rows(1, first=seq_id)
-            decision = of.decide(asked, StepLoad())
-            land(of, decision, asked, accepts=float(step >= news))
-            states.add(decision.state)
-            ratios.add(of.gauges().token_ratio)
-        of.forget(seq_id)
-    assert max(ratios) > 1.2
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        of = scheduler()
+        for seq_id in range(40):
+            news, repeats = rng.integers(20, 70), rng.integers(5, 60) * (rng.random() < 0.6)
+            for step in range(news + repeats):
+                asked = rows(1, first=seq_id)
+                decision = of.decide(asked, StepLoad())
+                land(of, decision, asked, accepts=float(step >= news))
+                states.add(decision.state)
+                ratios.add(of.gauges().token_ratio)
+            of.forget(seq_id)
+    assert max(abs(ratio - 1) for ratio in ratios) > 0.2
     assert {SPECULATE, PROBE} <= states <= {SPECULATE, PROBE, PLAIN}
