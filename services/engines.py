@@ -23,6 +23,7 @@ from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
+from services import static_passes
 from services.attended_pools import PoolShape, attended_pool, plain_pool
 from services.drafter_kinds import DrafterKind
 from services.model_files import end_token_ids
@@ -162,7 +163,7 @@ def build_verifier(
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
-    return VerifierEngine(
+    engine = VerifierEngine(
         target,
         pool,
         feature_pool,
@@ -173,6 +174,8 @@ def build_verifier(
         ranks=ranks,
         project=load_projection(spec) if spec.projects_features else None,
     )
+    static_passes.use_for_verifier(engine, spec, form)
+    return engine
 
 
 def load_projection(spec: EngineSpec) -> FeatureProjection:
@@ -221,7 +224,7 @@ def build_drafter(
         pool = plain_pool(spec, shape)
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
     pool, form = attended_pool(spec, shape, is_plain=model.settings.sees_all)
-    return DrafterEngine(
+    engine = DrafterEngine(
         model,
         borrowed,
         pool,
@@ -231,3 +234,5 @@ def build_drafter(
         form=form,
         is_projected=spec.projects_features,
     )
+    static_passes.use_for_drafter(engine, spec, form)
+    return engine
