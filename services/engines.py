@@ -26,6 +26,7 @@ from drafter.ngram import NgramDrafter, NgramSettings
 from services import static_passes
 from services.attended_pools import PoolShape, attended_pool, plain_pool
 from services.drafter_kinds import DrafterKind
+from services.memory_check import check_memory
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
@@ -53,8 +54,9 @@ def load_target(spec: EngineSpec, group: RankGroup | None = None) -> TargetModel
     """Load the target model of ``spec``, or the share of one of its ranks.
 
     Raises:
-        ConfigError: it cannot be loaded, or not split.
+        ConfigError: it cannot be loaded, or not split, or will not fit the card with what is put beside it.
     """
+    check_memory(spec)
     return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device), group)
 
 
@@ -62,8 +64,9 @@ def load_drafter(spec: EngineSpec, index: int = 0) -> DraftSource:
     """Load one of the draft models of ``spec`` on its device.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or will not fit the card with what is put beside it.
     """
+    check_memory(spec, index)
     drafter = spec.drafters[index]
     if drafter.kind is DrafterKind.NGRAM:
         return NgramSettings(*spec.ngram_match, spec.chain_width)
