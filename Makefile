@@ -28,7 +28,7 @@ serve bench bench-serving bench-scheduler bench-trees bench-peers trace: export 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install gemma serve test test-unit test-exhaustive test-clients test-lm-eval lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost soak offline demo-pair loadtest clean
+.PHONY: help install gemma serve test test-unit test-exhaustive test-clients test-lm-eval lint format proto bench bench-serving bench-scheduler bench-trees bench-peers trace bench-overhead bench-gateway bench-framing bench-planning bench-step-cost gpu-check soak offline demo-pair loadtest clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ bench-framing: $(STAMP) ## bytes and CPU of an event stream beside msgpack frame
 bench-step-cost: $(STAMP_TEST) ## how step time grows with rows, context and width, as docs/step-cost.svg
 	@$(PY) -m services.bench_step_cost --config $(CONFIG) --output docs/step-cost.json $(ARGS)
 	@$(PY) -m loadtest.step_cost_chart docs/step-cost.json
+
+gpu-check: $(STAMP) ## check and measure a CUDA card in one run, nothing downloaded (ARGS=--help)
+	@$(PY) -m services.gpu_check $(ARGS)
 
 bench-planning: $(STAMP) ## what the coordinator itself costs per step (ARGS=--help)
 	@$(PY) -m services.bench_planning $(ARGS)

@@ -11,33 +11,22 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from dflash_ops.attention import (
-    AttentionForm,
-    AttentionRow,
-    StepAttention,
-    Visible,
-    plan_attention,
-)
-from dflash_ops.family_layers import packed_layers
-from dflash_ops.fused_layer import PackedLayer
-from dflash_ops.norms import RootMeanSquareNorm
+from dflash_ops.attention import AttentionForm, AttentionRow, Visible, plan_attention
+from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.paging import PagedPool
-from dflash_ops.rotary import RotaryTables
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_ops.static_rows import BucketSizes
 from dflash_wire.processors import DraftBias
 from dflash_wire.records import Ingest, Row
 from drafter.biases import apply_biases
 from drafter.borrowed import BorrowedWeights
-from drafter.context import ContextProjection
-from drafter.convolution import packed_draft_layers
 from drafter.drafter import Draft, Drafter
 from drafter.features import FeatureReader
-from drafter.head import DraftHead
 from drafter.model import DraftModel
+from drafter.network import DraftNetwork
 from drafter.proposals import sample_drafts
-from drafter.settings import heads_per_kv
+from drafter.static_draft import StaticDrafter
 from drafter.tree import grow_trees
 
 
@@ -103,23 +92,10 @@ class DrafterEngine(Drafter):
     ) -> None:
         super().__init__(index, pool.num_slots // pool.page_size // len(feature_pools))
         self.model = model
-        self._context = ContextProjection(
-            model, is_projected
-        )  # before the layers give their weights up
-        self._has_convolutions = model.settings.convolution is not None
-        self._layers: Sequence[PackedLayer] = (
-            packed_draft_layers(model.layers)
-            if self._has_convolutions
-            else packed_layers(model.layers)
-        )
-        self._reaches = None if model.settings.sees_all else model.settings.reaches
-        self._rotary = RotaryTables(model.rotary_emb, model.norm.weight)
-        self._norm = RootMeanSquareNorm.of(model.norm)
-        self._head = DraftHead(model, borrowed.head)
-        self._heads_per_kv = heads_per_kv(model.config)
-        own_embedding = model.embed_tokens
-        self._embedding = borrowed.embedding if own_embedding is None else own_embedding.weight
+        self.network = DraftNetwork(model, borrowed, is_projected)
         self._form = form
+        self.static: StaticDrafter | None = None
+        """Ingests and rows that fit its buckets take that way."""
         self.borrowed = borrowed
         self.pool = pool
         self.feature_pools = list(feature_pools)
@@ -127,8 +103,32 @@ class DrafterEngine(Drafter):
         hidden_size = model.config.hidden_size
         self._reader = FeatureReader(self.feature_pools, taps, hidden_size, self.dtype, pool.device)
 
+    def use_static_passes(self, sizes: BucketSizes, limit_bytes: int) -> None:
+        """Run what can be of ingests and drafts over static memory from now on. Mutates.
+
+        Needs a form of attention over the context of all rows, a single lane, and a model for which
+        ``static_draft.why_not_static`` has nothing to say.
+
+        Args:
+            sizes: of the draft pass's buckets.
+            limit_bytes: of captured passes.
+        """
+        assert self._form is not None and not isinstance(self._form, RowKernel)
+        assert len(self.feature_pools) == 1
+        self.static = StaticDrafter(
+            self.network,
+            self.pool,
+            self.feature_pools[0],
+            self._reader,
+            self._form,
+            sizes,
+            limit_bytes,
+        )
+
     def _ingest(self, lanes: list[tuple[int, list[Ingest]]]) -> None:
         """Project all lanes' features at once and store every layer's keys and values."""
+        if self.static is not None and self.static.ingest(lanes[0][1]):
+            return
         features = self._reader.read(lanes)
         if features is None:
             return
@@ -139,7 +139,7 @@ class DrafterEngine(Drafter):
                 end = i.start_position + i.num_tokens
                 positions += range(i.start_position, end)
                 slots.append(self.pool.slots(i.page_ids, i.start_position, end))
-        self.pool.write(torch.cat(slots), self._context(features, self._rotary.at(positions)))
+        self.pool.write(torch.cat(slots), self.network.context_kv(features, positions))
 
     def _draft(self, rows: list[Row]) -> list[Draft]:
         """One bidirectional pass over ``[anchor, MASK x (drafted width - 1)]`` of every row.
@@ -148,7 +148,9 @@ class DrafterEngine(Drafter):
             the first ``width - 1`` draft tokens of each row, for the rest would not be verified, with what
             they were sampled from if the row samples them, or a tree of the whole block.
         """
-        device = self.pool.device
+        if self.static is not None and (bucket := self.static.bucket_of(rows)) is not None:
+            return self.static.run(rows, bucket)
+        device, network = self.pool.device, self.network
         token_ids: list[int] = []
         positions: list[int] = []
         attention_rows: list[AttentionRow] = []
@@ -165,16 +167,15 @@ class DrafterEngine(Drafter):
             else:
                 chains.add(offset + 1, row.width - 1, row)
         step = plan_attention(
-            attention_rows, self._heads_per_kv, self.pool, self._reaches, self._form
+            attention_rows, network.heads_per_kv, self.pool, network.reaches, self._form
         )
-        if self._has_convolutions:
+        if network.has_convolutions:
             places = [place for row in rows for place in range(row.drafted_width)]
             step.places = torch.tensor(places, device=device)
-        hidden = self._pass(token_ids, positions, step)
+        ids = torch.tensor(token_ids, device=device)
+        hidden = network.hidden(ids, positions, step)
         hidden = hidden[torch.tensor(chains.places + trees.places, device=device)]
-        logits = self._head(hidden)
-        # The mask token is a reserved id: the target never emits it, so neither may a draft.
-        logits[:, self.model.mask_token_id] = -torch.inf
+        logits = network.logits(hidden)
         apply_biases(logits, chains.biases)
         apply_biases(logits[len(chains.places) :], trees.biases)
         if self.model.candidate_selector is not None:
@@ -198,16 +199,3 @@ class DrafterEngine(Drafter):
         if mine:
             for i, draft in zip(mine, sample_drafts(logits, [runs[i] for i in mine]), strict=True):
                 drafts[i] = draft
-
-    def _pass(self, token_ids: list[int], positions: list[int], step: StepAttention) -> Tensor:
-        """Draft layers and final norm over packed block tokens: ``[T, H]``."""
-        model, device = self.model, self.pool.device
-        ids = torch.tensor(token_ids, device=device)
-        hidden = embedding(ids, self._embedding)
-        if model.mask_embedding is not None:
-            hidden[ids == model.mask_token_id] = model.mask_embedding
-        hidden = hidden * model.embedding_scale
-        rotation = self._rotary.at(positions)
-        for layer in self._layers:
-            hidden = layer(hidden, rotation, step)
-        return self._norm(hidden)

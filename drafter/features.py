@@ -49,8 +49,11 @@ class FeatureReader:
                 found.append(self._pools[lane][torch.tensor(rows, device=self._device)])
         if not found:
             return None
-        together = found[0] if len(found) == 1 else torch.cat(found)  # [T, U*H]
+        return self.picked(found[0] if len(found) == 1 else torch.cat(found))
+
+    def picked(self, rows: Tensor) -> Tensor:
+        """Rows of a pool ``[T, U*H]`` -> features ``[T, K*H]``."""
         if self._taps is not None:
-            per_layer = together.unflatten(1, (-1, self._hidden_size))
-            together = per_layer[:, self._taps].flatten(1)
-        return together.to(self._dtype)
+            per_layer = rows.unflatten(1, (-1, self._hidden_size))
+            rows = per_layer[:, self._taps].flatten(1)
+        return rows.to(self._dtype)

@@ -23,8 +23,10 @@ from drafter.eagle3.model import Eagle3Model
 from drafter.engine import DrafterEngine
 from drafter.model import DraftModel
 from drafter.ngram import NgramDrafter, NgramSettings
+from services import static_passes
 from services.attended_pools import PoolShape, attended_pool, plain_pool
 from services.drafter_kinds import DrafterKind
+from services.memory_check import check_memory
 from services.model_files import end_token_ids
 from services.spec import DraftFacts, EngineSpec
 from verifier.engine import VerifierEngine
@@ -52,8 +54,9 @@ def load_target(spec: EngineSpec, group: RankGroup | None = None) -> TargetModel
     """Load the target model of ``spec``, or the share of one of its ranks.
 
     Raises:
-        ConfigError: it cannot be loaded, or not split.
+        ConfigError: it cannot be loaded, or not split, or will not fit the card with what is put beside it.
     """
+    check_memory(spec)
     return TargetModel(spec.target_path, torch_dtype(spec), torch.device(spec.device), group)
 
 
@@ -61,8 +64,9 @@ def load_drafter(spec: EngineSpec, index: int = 0) -> DraftSource:
     """Load one of the draft models of ``spec`` on its device.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or will not fit the card with what is put beside it.
     """
+    check_memory(spec, index)
     drafter = spec.drafters[index]
     if drafter.kind is DrafterKind.NGRAM:
         return NgramSettings(*spec.ngram_match, spec.chain_width)
@@ -162,7 +166,7 @@ def build_verifier(
     path, vocab_size = spec.target_path, target.vocab_size
     ends = end_token_ids(path)
     grammars = GrammarPool(lambda: load_vocabulary(path, vocab_size, ends))
-    return VerifierEngine(
+    engine = VerifierEngine(
         target,
         pool,
         feature_pool,
@@ -173,6 +177,8 @@ def build_verifier(
         ranks=ranks,
         project=load_projection(spec) if spec.projects_features else None,
     )
+    static_passes.use_for_verifier(engine, spec, form)
+    return engine
 
 
 def load_projection(spec: EngineSpec) -> FeatureProjection:
@@ -221,7 +227,7 @@ def build_drafter(
         pool = plain_pool(spec, shape)
         return Eagle3Drafter(model, borrowed, pool, feature_pools, index, taps)
     pool, form = attended_pool(spec, shape, is_plain=model.settings.sees_all)
-    return DrafterEngine(
+    engine = DrafterEngine(
         model,
         borrowed,
         pool,
@@ -231,3 +237,5 @@ def build_drafter(
         form=form,
         is_projected=spec.projects_features,
     )
+    static_passes.use_for_drafter(engine, spec, form)
+    return engine

@@ -84,6 +84,8 @@ class EngineSpec:
     features: FeatureRoute = ALIASED_SHM
     projects_features: bool = False
     """The verifier applies the drafter's ``fc`` and ``hidden_norm``."""
+    graph_bytes: int = 2**31
+    """Captured passes of one executor hold about so much; 0: nothing is captured."""
 
     @property
     def drafter_path(self) -> str:
@@ -129,6 +131,7 @@ def make_spec(args: AppArgs) -> EngineSpec:
         placement=choose_placement(args),
         features=choose_route(args),
         projects_features=projects_features,
+        graph_bytes=args.engine.graph_memory_mib * 2**20,
     )
 
 

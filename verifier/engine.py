@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from dflash_ops.attention import AttentionForm
+from dflash_ops.compiled_attention import RowKernel
 from dflash_ops.paging import PagedPool
 from dflash_ops.sampling import SamplingRun, choose_tokens
+from dflash_ops.static_rows import BucketSizes
 from dflash_wire.errors import FatalError
 from dflash_wire.processors import TokenLogprobs
 from dflash_wire.proposals import unpacked_proposals
@@ -30,6 +32,7 @@ from verifier.processors import ProcessedRow, process
 from verifier.ranks import RankLeader
 from verifier.rejection import choose_by_rejection
 from verifier.slots import SlotPool
+from verifier.static_verify import StaticVerifier
 from verifier.target import TargetModel
 
 
@@ -74,7 +77,10 @@ class VerifierEngine:
             check_deterministic(target)
         self._ranks = ranks
         self._project = project
+        self._form = form
         self._pass = PackedPass(target, pool, form, is_deterministic=is_deterministic)
+        self.static: StaticVerifier | None = None
+        """Steps that fit its buckets take that way."""
         self.target = target
         self.pool = pool
         self.feature_pool = feature_pool
@@ -87,6 +93,29 @@ class VerifierEngine:
         """Those of them to which it left no alternative."""
         self.num_written_drafts = 0
         """Accepted drafts that grammars had put into the drafter's places."""
+
+    def use_static_passes(self, sizes: BucketSizes, limit_bytes: int) -> None:
+        """Run what can be of steps over static memory from now on. Mutates.
+
+        Needs a form of attention over the context of all rows, and a whole target for which
+        ``static_verify.why_not_static`` has nothing to say.
+
+        Args:
+            sizes: of the buckets.
+            limit_bytes: of captured passes.
+        """
+        assert self._form is not None and not isinstance(self._form, RowKernel)
+        assert self._ranks is None
+        self.static = StaticVerifier(
+            self.target,
+            self.pool,
+            self.feature_pool,
+            self.target_layer_ids,
+            self._form,
+            sizes,
+            limit_bytes,
+            self._project,
+        )
 
     def compile_grammar(self, text: str) -> None:
         """Have a grammar ready for the slots that will need it; any thread may call this.
@@ -109,6 +138,23 @@ class VerifierEngine:
         """
         began = time.perf_counter()
         packed = pack_rows(plan, drafts)
+        bucket = None if self.static is None else self.static.bucket_of(packed)
+        if self.static is not None and bucket is not None:
+            found = self.static.run(plan, packed, bucket)
+            trees = [_tree_of(p, a.nodes) for p, a in zip(packed, found, strict=True)]
+            committed = [acceptance.token_ids for acceptance in found]
+            result = StepResult(plan.step_id, committed, trees=trees if any(trees) else None)
+        else:
+            result = self._run_packed(plan, packed)
+        result.draft_ms, result.draft_began_s = drafts.draft_ms, drafts.began_s
+        result.verify_began_s = began
+        if any(p.is_short for p in packed):
+            result.num_drafted = [len(p.draft_token_ids) for p in packed]
+        result.verify_ms = (time.perf_counter() - began) * 1e3
+        return result
+
+    def _run_packed(self, plan: StepPlan, packed: list[PackedRow]) -> StepResult:
+        """Any step, its rows packed as they are. May change drafts in ``packed``."""
         has_extras = any(row.extras is not None for row in plan.rows)
         processed = self._processed(packed) if has_extras else {}
         output = self._run_target(plan.step_id, packed)
@@ -116,20 +162,10 @@ class VerifierEngine:
         committed, trees, kept, slots = self._accept(packed, chosen)
         self._commit(plan, output, kept, slots)
         self._advance(processed, packed, committed, kept)
-        result = StepResult(
-            plan.step_id,
-            committed,
-            drafts.draft_ms,
-            draft_began_s=drafts.began_s,
-            verify_began_s=began,
-            trees=trees if any(trees) else None,
-        )
-        if any(p.is_short for p in packed):
-            result.num_drafted = [len(p.draft_token_ids) for p in packed]
+        result = StepResult(plan.step_id, committed, trees=trees if any(trees) else None)
         if has_extras:
             result.logprobs = self._logprobs(packed, logits, committed, kept)
             result.prompt_logprobs = self._prompt_logprobs(packed, output.hidden)
-        result.verify_ms = (time.perf_counter() - began) * 1e3
         return result
 
     def _run_target(self, step_id: int, packed: list[PackedRow]) -> PassOutput:
@@ -257,7 +293,6 @@ class VerifierEngine:
         kept: list[list[int]] = []
         for p in packed:
             mine = chosen[p.logits_offset : p.logits_offset + p.num_logits]
-            tree = None
             if p.row.is_prefill:
                 committed.append(mine)
                 nodes = list(range(p.width))
@@ -265,11 +300,7 @@ class VerifierEngine:
                 acceptance = accept(p.draft_token_ids, mine, p.parents)
                 committed.append(acceptance.token_ids)
                 nodes = acceptance.nodes
-                if p.row.is_tree:
-                    accepted_nodes = [node - 1 for node in nodes[1:]]
-                    chain = chain_within(p.parents, nodes)
-                    tree = TreeOutcome(p.width - 1, accepted_nodes, p.scores, *chain)
-            trees.append(tree)
+            trees.append(_tree_of(p, nodes))
             kept.append([p.offset + node for node in nodes])
         return committed, trees, kept, self._pass.slots(packed, kept)
 
@@ -292,3 +323,11 @@ class VerifierEngine:
             features = self._project(features)
         where = torch.tensor(places, device=self.pool.device)
         self.feature_pool.index_copy_(0, where, features.to(self.feature_pool.dtype))
+
+
+def _tree_of(p: PackedRow, nodes: list[int]) -> TreeOutcome | None:
+    """What became of a row's tree; None for other rows."""
+    if not p.row.is_tree:
+        return None
+    accepted_nodes = [node - 1 for node in nodes[1:]]
+    return TreeOutcome(p.width - 1, accepted_nodes, p.scores, *chain_within(p.parents, nodes))

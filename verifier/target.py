@@ -62,12 +62,30 @@ class TargetModel:
         device: torch.device,
         group: RankGroup | None = None,
     ) -> None:
-        self.config = load_target_config(path)
-        if group is None:
-            model = load_whole(path, self.config, dtype)
-        else:
-            model = load_shard(path, self.config, dtype, group)
-        self.model: Any = model.to(device).eval()
+        config = load_target_config(path)
+        model = (
+            load_whole(path, config, dtype)
+            if group is None
+            else load_shard(path, config, dtype, group)
+        )
+        self._take(model.to(device).eval(), config, group)
+
+    @classmethod
+    def of(cls, model: Any) -> TargetModel:
+        """The target that a transformers model is, wherever its weights come from.
+
+        Args:
+            model: whole, of a supported family, on its device, its attention set to ``GATHERED``; its layers
+                give their weights up.
+        """
+        target = cls.__new__(cls)
+        target._take(model.eval(), model.config, None)
+        return target
+
+    def _take(self, model: Any, config: Any, group: RankGroup | None) -> None:
+        """Put packed layers around a model, or around a rank's share of one."""
+        self.model: Any = model
+        self.config = config
         base = self.model.model
         self.layers = packed_layers(base.layers, None if group is None else group.summed)
         kinds: list[str | None] = [None] * len(base.layers)
@@ -78,9 +96,8 @@ class TargetModel:
         self._kinds = kinds
         self._norm = norm_of(base.norm)
         self.head = product_of(self.model.lm_head.weight.detach())
-        self.device = device
-        self.dtype = dtype
-        config = self.config
+        self.device: torch.device = like.device
+        self.dtype: torch.dtype = like.dtype
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.reaches = layer_reaches(config)
         has_sinks = any(hasattr(layer.self_attn, "sinks") for layer in base.layers)
@@ -101,7 +118,7 @@ class TargetModel:
     def forward(
         self,
         token_ids: Tensor,
-        positions: list[int],
+        positions: list[int] | Tensor,
         step: StepAttention,
         target_layer_ids: list[int],
     ) -> tuple[Tensor, Tensor]:
@@ -109,7 +126,7 @@ class TargetModel:
 
         Args:
             token_ids: ``[T]`` int64.
-            positions: T absolute positions.
+            positions: T absolute positions; on the device only those that are reserved.
             step: attention metadata; collects every layer's keys and values.
             target_layer_ids: 0-based layers whose *outputs* are captured, in this order; on a rank that
                 captures nothing, none.
@@ -129,6 +146,11 @@ class TargetModel:
         captured = [tapped[i] for i in target_layer_ids]
         features = torch.cat(captured, dim=-1) if captured else hidden[:, :0]
         return self._norm(hidden), features
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Have rotations of so many positions ready, so that passes may find them on the device. Mutates."""
+        for tables in self._rotary.values():
+            tables.reserve(num_positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, H]`` after the final norm -> ``[n, V]``."""

@@ -22,6 +22,8 @@ class PackedExpertsLayer(FusedDecoderLayer):
     Experts of one pass are run one after another, each on the tokens that chose it.
     """
 
+    has_fixed_shapes = False
+
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         self._mlp = layer.mlp

@@ -22,7 +22,14 @@ from dflash_ops.rotary import Rotation
 
 
 class PackedLayer(Protocol):
-    """A decoder layer on packed rows."""
+    """A decoder layer on packed rows.
+
+    Attributes:
+        has_fixed_shapes: whether what it computes has shapes that depend on the number of tokens alone, so
+            that it can be captured.
+    """
+
+    has_fixed_shapes: bool
 
     def __call__(self, hidden: Tensor, rotation: Rotation, step: StepAttention) -> Tensor:
         """``[T, E]`` -> ``[T, E]``; records this layer's K/V in ``step``."""
@@ -36,6 +43,8 @@ class FusedDecoderLayer:
         summed: where several processes have a share each of the heads and of the MLP's columns, and the layer
             is this one's: adds up what all have. None: the layer is whole.
     """
+
+    has_fixed_shapes = True
 
     def __init__(self, layer: Any, summed: Callable[[Tensor], Tensor] | None = None) -> None:
         attention = layer.self_attn
@@ -102,6 +111,8 @@ class FusedDecoderLayer:
 
 class PlainDecoderLayer:
     """The same call on an unchanged transformers layer, whose attention must be ``GATHERED``."""
+
+    has_fixed_shapes = False
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer

@@ -65,9 +65,8 @@ class PackedContext:
             slots = self.slots()
             place = torch.arange(self.capacity, device=slots.device)
             nowhere = slots.numel()
-            target = torch.where(
-                place < lengths[:, None], (ends - lengths)[:, None] + place, nowhere
-            )
+            target = (ends - lengths)[:, None] + place
+            target = target.masked_fill(place >= lengths[:, None], nowhere)
             packed = slots.new_zeros(nowhere + 1).scatter_(0, target.flatten(), slots.flatten())
             count = nowhere if self.total is None else self.total
             bounds = torch.cat([ends.new_zeros(1), ends]).int()

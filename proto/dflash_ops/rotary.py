@@ -54,13 +54,29 @@ class RotaryTables:
         self._rotary = rotary
         self._like = like
         self._kind = () if kind is None else (kind,)
+        self._kept: list[tuple[Tensor, Tensor]] = []
         self._fill(FIRST_POSITIONS)
 
-    def at(self, positions: list[int]) -> Rotation:
-        """The rotation of these absolute positions ``[T]``; T is at least 1."""
-        if (last := max(positions)) >= self._cos.shape[0]:
-            self._fill(2 * last)
-        index = torch.tensor(positions, device=self._like.device)
+    def reserve(self, num_positions: int) -> None:
+        """Have positions ``[0, num_positions)`` ready for captured passes. Mutates.
+
+        Such passes read these tables where they are now, so they stay even if larger ones take their place.
+        """
+        if num_positions > self._cos.shape[0]:
+            self._fill(num_positions)
+        self._kept.append((self._cos, self._sin))
+
+    def at(self, positions: list[int] | Tensor) -> Rotation:
+        """The rotation of absolute positions ``[T]``; T is at least 1.
+
+        Positions on the device, int64, must have been reserved.
+        """
+        if isinstance(positions, Tensor):
+            index = positions
+        else:
+            if (last := max(positions)) >= self._cos.shape[0]:
+                self._fill(2 * last)
+            index = torch.tensor(positions, device=self._like.device)
         return Rotation(self._cos.index_select(0, index), self._sin.index_select(0, index))
 
     @torch.inference_mode()

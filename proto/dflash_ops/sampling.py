@@ -175,6 +175,30 @@ def coupled_scores(logits: Tensor, runs: Sequence[SamplingRun]) -> CoupledScores
     return CoupledScores(found.rows, found.scores + noise, found.token_ids)
 
 
+def choose_plainly(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, samples: bool
+) -> Tensor:
+    """``choose_tokens`` where no processor removes tokens, with parameters on the device and fixed shapes.
+
+    Args:
+        logits: ``[T, V]``, any float dtype.
+        temperatures: ``[T]`` float32; 0 is greedy.
+        seeds: ``[T]`` int64.
+        positions: ``[T]`` int64, of the tokens that are chosen.
+        samples: whether any temperature may be above 0.
+
+    Returns:
+        ``[T]`` int64.
+    """
+    greedy = logits.argmax(dim=-1)
+    if not samples:
+        return greedy
+    scores = logits.float() / temperatures.clamp(min=LEAST_TEMPERATURE)[:, None]
+    ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scores)
+    sampled = (scores + gumbel_noise(seeds, positions, ids)).argmax(dim=-1)
+    return torch.where(temperatures > 0, sampled, greedy)
+
+
 def choose_tokens(logits: Tensor, runs: Sequence[SamplingRun]) -> Tensor:
     """Choose one token per logits row.
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from dflash_ops.attention import GATHERED
-from dflash_ops.paging import PagedPool
+from dflash_ops.context_attention import ContextAttention
+from dflash_ops.paging import PagedPool, PoolLayout
 from dflash_ops.sampling import choose_tokens
 from dflash_wire.records import Ingest, Row, StepPlan
 from dflash_wire.sampling import SamplingParams
@@ -93,25 +94,23 @@ def make_engine(
     num_taps: int | None = None,
     index: int = 0,
     taps: list[int] | None = None,
+    form: ContextAttention | None = None,
 ) -> DrafterEngine:
     """An engine whose pools start full of noise, so that a wrong read shows."""
     model = load_draft_model(path, torch.float32, GATHERED)
     config = model.config
-    pool = PagedPool(
-        config.num_hidden_layers,
-        num_lanes * num_pages,
-        PAGE_SIZE,
-        config.num_key_value_heads,
-        config.head_dim,
-        torch.float32,
-        CPU,
-    )
+    sizes = num_lanes * num_pages, PAGE_SIZE, config.num_key_value_heads, config.head_dim
+    shape = config.num_hidden_layers, *sizes, torch.float32, CPU
+    pool = PagedPool(*shape)
     generator = torch.Generator().manual_seed(11)
     pool.data.normal_(std=5.0, generator=generator)
+    if form is not None:  # the same noise, lying by page
+        by_head, pool = pool, PagedPool(*shape, PoolLayout.BY_PAGE)
+        pool.data.copy_(by_head.data)
     width = (num_taps or len(model.target_layer_ids)) * HIDDEN
     features = [torch.randn(num_rows, width, generator=generator) for _ in range(num_lanes)]
     borrowed = borrowed or random_weights(config.vocab_size)
-    return DrafterEngine(model, borrowed, pool, features, index, taps)
+    return DrafterEngine(model, borrowed, pool, features, index, taps, form)
 
 
 def page_tables(num_sequences: int, num_pages: int = 32, seed: int = 3) -> list[list[int]]:

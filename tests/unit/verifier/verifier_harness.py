@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dflash_ops.context_attention import ContextAttention
 from dflash_ops.paging import PagedPool, PoolLayout
+from dflash_ops.static_rows import BucketSizes
 from dflash_wire.records import DraftResult, Row, StepPlan, StepResult
 from dflash_wire.sampling import SamplingParams
 from verifier.engine import VerifierEngine
@@ -62,6 +63,7 @@ class Harness:
         num_pages: int = 40,
         seed: int = 0,
         form: ContextAttention | None = None,
+        sizes: BucketSizes | None = None,
     ) -> None:
         torch.manual_seed(seed)
         cpu = torch.device("cpu")
@@ -76,10 +78,12 @@ class Harness:
             cpu,
             PoolLayout.BY_HEAD if form is None else PoolLayout.BY_PAGE,
         )
-        pool.data.normal_(std=5.0)
+        pool.data.copy_(torch.randn(pool.data.shape) * 5.0)
         self.initial = pool.data.clone()
         features = torch.randn(96, len(taps) * target.hidden_size)
         self.engine = VerifierEngine(target, pool, features, taps, form=form)
+        if sizes is not None:
+            self.engine.use_static_passes(sizes, 0)
         self.step_id = 0
         self._free = list(range(num_pages))
         random.Random(seed).shuffle(self._free)
