@@ -132,10 +132,11 @@ class EngineArgs(Section):
         2048, ge=2, description="Longest prompt plus output in tokens; the target's limit caps it."
     )
     graph_memory_mib: int = Field(
-        2048,
+        0,
         ge=0,
         description="On a GPU, verify and draft passes are captured as CUDA graphs at their first use until "
-        "an executor's hold so much; 0 captures none.",
+        "an executor's hold so much; 0 captures none. Not run on a GPU yet, so check yours first "
+        "(make gpu-check); 2048 is ample.",
     )
 
 

@@ -84,7 +84,7 @@ class EngineSpec:
     features: FeatureRoute = ALIASED_SHM
     projects_features: bool = False
     """The verifier applies the drafter's ``fc`` and ``hidden_norm``."""
-    graph_bytes: int = 2**31
+    graph_bytes: int = 0
     """Captured passes of one executor hold about so much; 0: nothing is captured."""
 
     @property

@@ -49,7 +49,8 @@ def _wanted(spec: EngineSpec, name: str, form: AttentionForm | None, obstacle: s
     if form is None or isinstance(form, RowKernel):
         return False
     if not spec.graph_bytes:
-        obstacle = "engine.graph_memory_mib is 0"
+        logger.info("%s passes run without CUDA graphs: engine.graph_memory_mib is 0", name)
+        return False
     if obstacle is not None:
         logger.warning("%s passes run without CUDA graphs: %s", name, obstacle)
     return obstacle is None

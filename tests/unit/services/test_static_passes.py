@@ -22,7 +22,7 @@ Answers = dict[str, tuple[list[int], str | None]]
 
 
 def answers(policy: str, *, over_static_memory: bool) -> Answers:
-    ring, limits = build_engines(num_pages=200, max_rows=4)
+    ring, limits = build_engines(num_pages=200, max_rows=4, graph_memory_mib=64)
     drafter, verifier = ring.drafters[0], ring.verifier
     assert isinstance(drafter, DrafterEngine)
     assert (verifier.static is not None) is (drafter.static is not None) is over_static_memory
@@ -64,8 +64,8 @@ def test_no_memory_for_graphs_means_no_static_passes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attended_pools, "choose_context_attention", lambda *_: PlainContext())
-    with caplog.at_level(logging.WARNING):
-        ring, _ = build_engines(num_pages=8, graph_memory_mib=0)
+    with caplog.at_level(logging.INFO):
+        ring, _ = build_engines(num_pages=8)
     assert ring.verifier.static is None
     assert "verify passes run without CUDA graphs: engine.graph_memory_mib is 0" in caplog.text
     assert "draft passes run without CUDA graphs: engine.graph_memory_mib is 0" in caplog.text
