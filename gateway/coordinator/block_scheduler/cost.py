@@ -28,8 +28,8 @@ class CostSettings:
 
     level_rate: float = 0.1
     """Weight of a new step in a level; while that has seen fewer than the inverse, all weigh alike."""
-    contrast_rate: float = 0.02
-    contrast_prior: float = 24.0
+    contrast_rate: float = 0.03
+    contrast_prior: float = 12.0
     """Steps that no contrast at all counts as: one step is off by a quarter, and the sweep knows better."""
     fresh_steps: int = 4
     """Steps after a change of the draft width that speak of the width, ever less, and then of the level."""
