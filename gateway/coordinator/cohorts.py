@@ -7,6 +7,8 @@ are dominated by their rows, or where drafting takes long, and never when one CP
 
 from __future__ import annotations
 
+from gateway.coordinator.block_scheduler.records import load_of
+
 WARM_UP_STEPS = 2
 """Steps after a change that may still belong to the old choice."""
 WINDOW_STEPS = 64
@@ -93,8 +95,7 @@ class CohortChooser:
         Args:
             num_sequences: running now.
         """
-        # 2**k is the largest of its load: a full engine, where one ends and the next begins, stays in one.
-        load = max(num_sequences - 1, 0).bit_length()
+        load = load_of(num_sequences)
         if load != self._load:
             self._load = load
             self.pause()

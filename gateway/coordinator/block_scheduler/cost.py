@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.coordinator.block_scheduler.cost_table import CostTable
-from gateway.coordinator.block_scheduler.records import FloatArray, IntArray, StepOutcome
+from gateway.coordinator.block_scheduler.records import FloatArray, IntArray, StepOutcome, load_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,9 @@ class StepCostModel:
             ``[draft widths, sizes]`` milliseconds from the landing before to this step's.
         """
         table_ms = self.table.step_ms(draft_widths, num_rows, positions, context)
-        load = self._loads.get(_load(num_rows, num_cohorts)) or LoadCorrections(self._last_level)
+        load = self._loads.get((load_of(num_rows), num_cohorts)) or LoadCorrections(
+            self._last_level
+        )
         factors = np.exp([load.log_ratio(width) for width in draft_widths])
         return table_ms * factors[:, None] + self._prefill_ms(num_prefill_positions)
 
@@ -161,7 +163,7 @@ class StepCostModel:
         ratio = outcome.step_ms / without_prefill
         most = math.log(self._settings.most_deviation)
         surprise = min(most, max(-most, math.log(ratio)))
-        key = _load(outcome.num_rows, outcome.num_cohorts)
+        key = load_of(outcome.num_rows), outcome.num_cohorts
         load = self._loads.setdefault(key, LoadCorrections(self._last_level))
         load.correct(outcome.draft_width, surprise, key == self._last_load, self._settings)
         self._last_load = None if outcome.decision is None else key
@@ -176,10 +178,3 @@ class StepCostModel:
             if self._ms_per_prefill.num_steps
             else 0.0
         )
-
-
-def _load(num_rows: int, num_cohorts: int) -> tuple[int, int]:
-    """Steps that share corrections. A power of two of rows goes with those below it: so many streams have
-    a row fewer now and then, when one ends.
-    """
-    return (num_rows - 1).bit_length(), num_cohorts

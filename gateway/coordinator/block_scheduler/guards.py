@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.coordinator.block_scheduler.allocation import Option
-from gateway.coordinator.block_scheduler.records import shape_name
+from gateway.coordinator.block_scheduler.records import load_of, shape_name
 
 LUCK = 3.0
 """Standard errors by which sums may differ by chance."""
@@ -97,7 +97,7 @@ class WidthGuard:
         best = max(options.values(), key=self._value)
         self._allow((step - self._last_step) * best.step_ms)
         self._last_step = step
-        bucket = max(num_rows - 1, 0).bit_length()
+        bucket = load_of(num_rows)
         known = self._loads.get(bucket)
         # What was kept may not be on offer any more: not every step may have trees.
         if (

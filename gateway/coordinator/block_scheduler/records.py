@@ -28,6 +28,14 @@ def block_width(draft_width: int) -> int:
     return draft_width - TREES if draft_width > TREES else draft_width
 
 
+def load_of(num_rows: int) -> int:
+    """Return what tells loads apart: a power of two of rows goes with those below it.
+
+    So many streams have a row fewer whenever one ends.
+    """
+    return max(num_rows - 1, 0).bit_length()
+
+
 def shape_name(draft_width: int) -> str:
     """Say in words what is compared as a draft width."""
     what = "trees of blocks of" if draft_width > TREES else "draft width"
