@@ -80,7 +80,11 @@ class Inbound:
         self._spin_s = spin_ms * 1e-3
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self.address = bind_inbound(self._socket, kind)
+        try:
+            self.address = bind_inbound(self._socket, kind)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def receive(self, timeout_ms: int) -> Message | None:
         """Wait for one multipart message; None after ``timeout_ms`` of sleep."""
@@ -151,7 +155,8 @@ class LinkStage(ABC):
         self._link = link
         self._num_threads = num_threads
         self._stopped = threading.Event()
-        self._bound = threading.Event()
+        self._began = threading.Event()
+        self._refusal: BaseException | None = None
         self.address = ""
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
 
@@ -165,10 +170,31 @@ class LinkStage(ABC):
         self._thread.join(timeout=10)
 
     def _start(self) -> None:
+        """Return when the thread listens.
+
+        Raises:
+            EngineUnavailableError: it cannot.
+        """
         self._thread.start()
-        self._bound.wait()
+        self._began.wait()
+        if self._refusal is not None:
+            name, why = self._thread.name, self._refusal
+            raise EngineUnavailableError(f"the {name} thread cannot listen: {why}") from why
 
     def _listen(self) -> None:
+        try:
+            inbound = self._open()
+        except BaseException as error:
+            self._refusal = error
+            return
+        finally:
+            self._began.set()
+        try:
+            self._serve(inbound)
+        finally:
+            inbound.close()
+
+    def _open(self) -> Inbound:
         import torch  # only stages need it
 
         # OpenMP's thread count belongs to the calling thread, so it is set here and not in __init__.
@@ -177,11 +203,7 @@ class LinkStage(ABC):
         pin_thread(self._link.pin_cpu)
         inbound = Inbound(self._link.kind, self._link.spin_ms)
         self.address = inbound.address
-        self._bound.set()
-        try:
-            self._serve(inbound)
-        finally:
-            inbound.close()
+        return inbound
 
     def _messages(self, inbound: Inbound) -> Iterator[Message]:
         """One message after another, as they come, until the stage is stopped."""

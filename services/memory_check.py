@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dflash_ops.tensor_files import WEIGHTS, indexed_files
 from dflash_wire.errors import ConfigError
 from drafter.borrowed import EMBEDDING, HEAD
 from services.drafter_kinds import DrafterKind, flat_config
@@ -30,6 +31,11 @@ from verifier.shard_rules import SPLIT_COUNTS
 
 logger = logging.getLogger(__name__)
 
+UNREADABLE = (
+    *(OSError, struct.error, ValueError, OverflowError, MemoryError),
+    *(RecursionError, AttributeError, KeyError, TypeError),
+)
+"""What reading a header of any bytes may end in."""
 USUAL_WIDTH = 16
 """Of a row when all rows are wide."""
 USUAL_TAPS = 5
@@ -66,20 +72,30 @@ def check_memory(spec: EngineSpec, drafter: int | None = None) -> None:
 def tensor_sizes(folder: Path) -> dict[str, int]:
     """Elements of every tensor in a folder's safetensors files; reads their headers only.
 
+    Of a folder with an index, or with the file that needs none, no others are read: hubs keep the same
+    weights under other names beside them.
+
     Raises:
-        ConfigError: a file is broken.
+        ConfigError: a file is broken, or named by the index and missing.
     """
     found: dict[str, int] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _weight_files(folder):
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header: dict[str, Any] = json.loads(file.read(length))
-        except (OSError, ValueError, struct.error) as error:
+            header.pop("__metadata__", None)
+            found |= {name: prod(tensor["shape"]) for name, tensor in header.items()}
+        except UNREADABLE as error:
             raise ConfigError(f"{path} is not a safetensors file: {error}") from error
-        header.pop("__metadata__", None)
-        found |= {name: prod(tensor["shape"]) for name, tensor in header.items()}
     return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (indexed := indexed_files(folder)) is not None:
+        return sorted(set(indexed.values()))
+    single = folder / WEIGHTS
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def verifier_plan(spec: EngineSpec) -> MemoryPlan:

@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
         count = convert(arguments.file, arguments.out, DTYPES[arguments.dtype], template)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{arguments.out}: {arguments.dtype}, {count} numbers")

@@ -175,7 +175,11 @@ def _compiled(folder: Path, head_dim: int) -> Kernel | None:
     library = load_library(ROW_ATTENTION, folder, {"DIM": head_dim})
     if library is None:
         return None
-    function = library.attend
+    try:
+        function = library.attend
+    except AttributeError as error:  # $CC's own options may hide what a library has
+        logger.warning("attention is not compiled: %s", error)
+        return None
     function.argtypes = [
         ctypes.POINTER(_Pass),
         ctypes.c_int64,

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 ROW_ATTENTION = Path(__file__).with_name("row_attention.c")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 TIMEOUT_S = 120
+DIGEST_SIZE = hashlib.sha256().digest_size
+"""Bytes at a library's end that tell whether the rest is what was built."""
 FAILURES = (OSError, subprocess.SubprocessError, ValueError, RuntimeError)
 """No compiler that works, no folder to keep libraries in, no home."""
 
@@ -50,13 +52,9 @@ def load_library(source: Path, folder: Path, macros: Mapping[str, int]) -> ctype
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         library = folder / _file_name(source, compiler, "".join(defined))
         command = [*compiler, *FLAGS, *defined]
-        if not library.exists():
+        if not _is_whole(library):  # what is loaded somewhere may be replaced
             _build(command, source, library)
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:  # damaged; what is loaded somewhere may be replaced
-            _build(command, source, library)
-            return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library))
     except FAILURES as error:
         said = getattr(error, "stderr", None) or error
         logger.warning("%s is not compiled into %s: %s", source.name, folder, said)
@@ -112,7 +110,19 @@ def _build(command: list[str], source: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch, library.name)
         _run([*command, "-o", str(made), str(source), "-lm"])
+        code = made.read_bytes()
+        # Loaders take no notice of what follows.
+        made.write_bytes(code + hashlib.sha256(code).digest())
         made.replace(library)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the library is there as it was built; loading one that was cut off can end the process."""
+    if not library.exists():
+        return False
+    kept = library.read_bytes()
+    code, digest = kept[:-DIGEST_SIZE], kept[-DIGEST_SIZE:]
+    return hashlib.sha256(code).digest() == digest
 
 
 def _run(command: list[str]) -> str:

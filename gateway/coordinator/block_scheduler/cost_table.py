@@ -136,6 +136,8 @@ class CostTable:
             for index, width in enumerate(draft_widths):
                 if width in self._tree_widths:
                     rest[index] = self._trees.at(num_rows, np.array([float(width)]))[0]
+        # Beside verification, wider blocks may seem to take less; they do not give time back.
+        rest = np.maximum(0.0, rest)
         even = self.padded(positions) / num_rows
         # Whatever is verified of a block, some row has nearly all of it.
         as_wide = even + self.raggedness * np.maximum(0.0, widths[:, None] - even)

@@ -129,6 +129,15 @@ def test_wide_rows_that_were_not_measured_cost_in_proportion() -> None:
     assert price(partial, 64, 16, 1024) > 0.8 * price(CostTable(sweep()), 64, 16, 1024)
 
 
+def test_wide_blocks_that_seem_cheap_give_no_time_back() -> None:
+    """As noise has it, or a policy that drafts wider than anything that was measured."""
+    times = {1: 1.0, 4: 6.0, 6: 1.5}
+    samples = [CostSample(1, w, 0, 0.0, 1.0, 1.0 + beside) for w, beside in times.items()]
+    table = CostTable(samples)
+    assert price(table, 1, 6, 6) == pytest.approx(2.5)
+    assert price(table, 1, 16, 16) == pytest.approx(1.0)
+
+
 def test_plain_decoding_must_have_a_price() -> None:
     with pytest.raises(ValueError, match="plain"):
         CostTable([s for s in sweep() if s.width > 1])

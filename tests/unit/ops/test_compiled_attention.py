@@ -211,10 +211,25 @@ def test_it_is_built_once_and_anew_when_damaged(tmp_path: Path) -> None:
     assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is not None
     assert library.stat().st_mtime_ns == before
     copied = shutil.copytree(tmp_path, tmp_path.with_name("damaged"))
-    copied.joinpath(library.name).write_bytes(
-        b""
-    )  # never loaded: a loaded one must not be written to
-    assert load_library(ROW_ATTENTION, copied, {"DIM": 16}) is not None
+    copy = copied / library.name  # never loaded: a loaded one must not be written to
+    whole = copy.read_bytes()
+    # A loader that meets a page beyond a file's end gets a signal, and no error.
+    for kept in (b"", whole[:8192], whole[:-1], b"\0" * len(whole)):
+        copy.write_bytes(kept)
+        loaded = load_library(ROW_ATTENTION, copied, {"DIM": 16})
+        assert loaded is not None and copy.read_bytes()[:8192] == whole[:8192]
+
+
+@needs_compiler
+def test_a_library_without_the_function_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    forgetful: None,
+) -> None:
+    monkeypatch.setenv("CC", "cc -fvisibility=hidden")
+    assert row_kernel(make_pool(48, 2, 16), 2, tmp_path) is None
+    assert "attention is not compiled" in caplog.text
 
 
 def test_masks_of_trees_are_paths() -> None:

@@ -26,6 +26,7 @@ from dflash_wire.errors import (
     error_to_wire,
 )
 from dflash_wire.records import DraftResult, Ingest, Row, StepPlan, StepResult
+from services import links
 from services.config import LinkArgs
 from services.engine_group import ZmqRing
 from services.executors import ERROR, PLAN, RingStage, StepGate
@@ -191,6 +192,15 @@ def test_stop_ends_the_thread(is_connected: bool) -> None:
     stage.stop()
     assert not stage.is_alive()
     after.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_that_cannot_listen_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Inbound("tcp", 1.0)
+    monkeypatch.setattr(links, "bind_inbound", lambda socket, kind: socket.bind(taken.address))
+    with pytest.raises(EngineUnavailableError, match="cannot listen: Address already in use"):
+        RingStage(lambda message: message, LinkArgs(), 1)
+    taken.close()
 
 
 def test_late_steps_do_not_pass_the_gate() -> None:

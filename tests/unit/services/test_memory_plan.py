@@ -137,6 +137,32 @@ def test_a_broken_file_is_named(pair: Path) -> None:
         verifier_plan(spec_of(pair))
 
 
+@pytest.mark.parametrize("header", [b"[]", b'{"x": 1}', b"[" * 10_000])
+def test_a_header_of_anything_else_is_refused(pair: Path, header: bytes) -> None:
+    file = pair / "target" / "model.safetensors"
+    for length in (len(header), 2**63, 2**64 - 1):
+        file.write_bytes(struct.pack("<Q", length) + header)
+        with pytest.raises(ConfigError, match=r"model\.safetensors is not a safetensors file"):
+            tensor_sizes(pair / "target")
+
+
+def test_weights_that_are_there_twice_count_once(pair: Path) -> None:
+    target = pair / "target"
+    sizes = tensor_sizes(target)
+    header = json.dumps({"layers.0": {"dtype": "BF16", "shape": [2**33]}}).encode()
+    other = struct.pack("<Q", len(header)) + header
+    (target / "consolidated.safetensors").write_bytes(other)
+    assert tensor_sizes(target) == sizes
+    (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
+    placed = dict.fromkeys(sizes, "model-00001-of-00001.safetensors")
+    index = target / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": placed}))
+    assert tensor_sizes(target) == sizes
+    (target / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match="model-00001-of-00001"):
+        tensor_sizes(target)
+
+
 def test_executors_are_refused_before_anything_is_loaded(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

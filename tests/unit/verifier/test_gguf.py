@@ -104,10 +104,10 @@ def test_the_shipped_template_writes_transcripts(
             tokenizer.render(refused)
 
 
-def refusal(file: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refusal(file: Path, out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """The message of a conversion that must leave nothing behind."""
     before = sorted(out.parent.iterdir())
-    assert gguf.main([str(file), str(out)]) == 1
+    assert gguf.main([str(file), str(out), *options]) == 1
     assert sorted(out.parent.iterdir()) == before
     return capsys.readouterr().err
 
@@ -126,6 +126,8 @@ def test_what_cannot_be_served_is_refused(
     assert "no GGUF file" in refusal(broken, out, capsys)
     broken.write_bytes(saved[0].read_bytes()[:3000])
     assert "no GGUF file" in refusal(broken, out, capsys)
+    binary = ("--chat-template", str(saved[0]))
+    assert "can't decode" in refusal(saved[0], out, capsys, *binary)
     save_gguf(broken, architecture="gemma2")
     assert "'gemma2' is not supported" in refusal(broken, out, capsys)
     save_gguf(broken, leaves_out="model.layers.1.mlp.up_proj.weight")
