@@ -8,6 +8,7 @@ Shape letters: R rows, W tokens of a draft block, N positions to ingest, K tappe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 from torch import Tensor
 
@@ -71,12 +72,11 @@ class StaticDrafter:
         self._reader = reader
         self._context_attention = context_attention
         self._sizes = sizes
-        self._inputs: dict[Bucket, StaticRows] = {}
+        self._inputs = cache(partial(StaticRows, device=pool.device))  # by bucket
         self._ingests: dict[int, StaticTable] = {}
         self.passes = StaticPasses("draft", pool.device, limit_bytes)
         self._is_causal = network.model.settings.reaches[0].is_causal
-        longest = sizes.pages[-1] * pool.page_size + sizes.widths[-1]
-        network.reserve_positions(longest)
+        network.reserve_positions(sizes.num_positions(pool.page_size))
 
     def ingest(self, ingests: Sequence[Ingest]) -> bool:
         """Project features and store keys and values; does not wait for the device.
@@ -130,9 +130,7 @@ class StaticDrafter:
         Returns:
             ``[R, W - 1]`` int64 draft tokens; valid until the next pass.
         """
-        inputs = self._inputs.get(bucket)
-        if inputs is None:
-            inputs = self._inputs[bucket] = StaticRows(bucket, self._pool.device)
+        inputs = self._inputs(bucket)
         inputs.fill([self._row(row, bucket.pages) for row in rows])
         return self.passes.run(bucket, lambda: lambda: self._draft_pass(inputs))
 

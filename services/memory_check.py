@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import struct
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from dflash_ops.tensor_files import WEIGHTS, indexed_files
 from dflash_wire.errors import ConfigError
@@ -31,11 +29,6 @@ from verifier.shard_rules import SPLIT_COUNTS
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = (
-    *(OSError, struct.error, ValueError, OverflowError, MemoryError),
-    *(RecursionError, AttributeError, KeyError, TypeError),
-)
-"""What reading a header of any bytes may end in."""
 USUAL_WIDTH = 16
 """Of a row when all rows are wide."""
 USUAL_TAPS = 5
@@ -76,17 +69,15 @@ def tensor_sizes(folder: Path) -> dict[str, int]:
     weights under other names beside them.
 
     Raises:
-        ConfigError: a file is broken, or named by the index and missing.
+        ConfigError: a file is broken, cut off, or named by the index and missing.
     """
     found: dict[str, int] = {}
     for path in _weight_files(folder):
         try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header: dict[str, Any] = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            found |= {name: prod(tensor["shape"]) for name, tensor in header.items()}
-        except UNREADABLE as error:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.offset_keys():
+                    found[name] = prod(tensors.get_slice(name).get_shape())
+        except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} is not a safetensors file: {error}") from error
     return found
 

@@ -10,6 +10,7 @@ Shape letters: R rows, W tokens of a row, T = R * W, K tapped layers, H hidden, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -72,10 +73,9 @@ class StaticVerifier:
         self._target_layer_ids = target_layer_ids
         self._context_attention = context_attention
         self._sizes = sizes
-        self._inputs: dict[Bucket, StaticRows] = {}
+        self._inputs = cache(partial(StaticRows, device=pool.device))  # by bucket
         self.passes = StaticPasses("verify", pool.device, limit_bytes)
-        longest = sizes.pages[-1] * pool.page_size + sizes.widths[-1]
-        target.reserve_positions(longest)
+        target.reserve_positions(sizes.num_positions(pool.page_size))
 
     def bucket_of(self, packed: Sequence[PackedRow]) -> Bucket | None:
         """The bucket that a step fits; None when it needs more than this pass does."""
@@ -108,9 +108,7 @@ class StaticVerifier:
         Returns:
             ``[R, 1 + 2 W]`` int64, for ``acceptance_of``; valid until the next pass.
         """
-        inputs = self._inputs.get(bucket)
-        if inputs is None:
-            inputs = self._inputs[bucket] = StaticRows(bucket, self._pool.device)
+        inputs = self._inputs(bucket)
         inputs.fill(rows)
         if drafts is not None:
             num_rows, count = drafts.shape

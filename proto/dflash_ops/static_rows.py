@@ -79,6 +79,10 @@ class BucketSizes:
         tokens = (rows * width for rows in self.rows for width in self.widths)
         return 2 * len(self.pages) * sum(count <= self.most_tokens for count in tokens)
 
+    def num_positions(self, page_size: int) -> int:
+        """How many there are before the end of the widest row behind the longest context."""
+        return self.pages[-1] * page_size + self.widths[-1]
+
 
 def _least(sizes: Sequence[int], wanted: int) -> int | None:
     return next((size for size in sizes if size >= wanted), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from dflash_wire.errors import ConfigError
 from services.config import AppArgs
 from services.drafter_kinds import DrafterKind
 from services.engines import load_drafter, load_target, target_pool
+from services.gpu_check.shapes import DRAFT_B16, QWEN3_8B
 from services.memory_check import check_memory, drafter_plan, tensor_sizes, verifier_plan
 from services.memory_plan import GIB, MemoryPlan, Part, Sizes, page_bytes, plan_verifier, together
 from services.spec import DrafterSpec, EngineSpec, make_spec
@@ -24,16 +27,6 @@ from verifier.target import TargetModel
 
 pytestmark = pytest.mark.unit
 
-QWEN3_8B = {
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "vocab_size": 151936,
-}
-DRAFT = QWEN3_8B | {"num_hidden_layers": 5, "block_size": 16}
 SIZES = Sizes("bfloat16", 4096, 16, 2048, 512, 2**31)
 
 
@@ -83,20 +76,28 @@ def test_eight_billion_parameters_need_what_is_known_of_them() -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """Big models, as their files' headers tell; there are no weights behind them."""
+    """Big models, as far as their files tell."""
     for name, config, tensors in (
         ("target", QWEN3_8B, {"model.embed_tokens.weight": [151936, 4096], "x": [2**31]}),
-        ("drafter", DRAFT, {"fc.weight": [4096, 20480]}),
+        ("drafter", DRAFT_B16, {"fc.weight": [4096, 20480]}),
     ):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
-        header = {
-            k: {"dtype": "BF16", "shape": v, "data_offsets": [0, 0]} for k, v in tensors.items()
-        }
-        text = json.dumps({"__metadata__": {}, **header}).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+        save_zeros(folder / "model.safetensors", tensors)
     return tmp_path
+
+
+def save_zeros(file: Path, shapes: dict[str, list[int]]) -> None:
+    """A safetensors file of bfloat16 zeros that takes no room on the disk."""
+    header: dict[str, Any] = {"__metadata__": {}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(file, 8 + len(text) + end)
 
 
 def spec_of(pair: Path, **values: Any) -> EngineSpec:
@@ -138,7 +139,7 @@ def test_a_broken_file_is_named(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"[]", b'{"x": 1}', b"[" * 10_000])
-def test_a_header_of_anything_else_is_refused(pair: Path, header: bytes) -> None:
+def test_what_is_no_safetensors_file_is_refused(pair: Path, header: bytes) -> None:
     file = pair / "target" / "model.safetensors"
     for length in (len(header), 2**63, 2**64 - 1):
         file.write_bytes(struct.pack("<Q", length) + header)
@@ -149,9 +150,7 @@ def test_a_header_of_anything_else_is_refused(pair: Path, header: bytes) -> None
 def test_weights_that_are_there_twice_count_once(pair: Path) -> None:
     target = pair / "target"
     sizes = tensor_sizes(target)
-    header = json.dumps({"layers.0": {"dtype": "BF16", "shape": [2**33]}}).encode()
-    other = struct.pack("<Q", len(header)) + header
-    (target / "consolidated.safetensors").write_bytes(other)
+    save_zeros(target / "consolidated.safetensors", {"layers.0": [2**33]})
     assert tensor_sizes(target) == sizes
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
     placed = dict.fromkeys(sizes, "model-00001-of-00001.safetensors")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ NEAR = 1e-4
 
 # Few different tokens, so that bad words and penalties meet what is generated.
 palettes = st.lists(st.integers(0, VOCAB - 1), min_size=4, max_size=8, unique=True)
+grammars = st.sampled_from(sorted(GRAMMARS.values()))
 
 
 def rarely(strategy: st.SearchStrategy[object], nothing: object) -> st.SearchStrategy[object]:
@@ -63,7 +65,7 @@ def processors(draw: st.DrawFn, palette: list[int]) -> Processors | None:
         draw(rarely(some, [])),
         draw(st.just(0) | st.integers(1, 20)),
         draw(st.just([]) | some | st.just([END])),
-        draw(rarely(st.sampled_from(sorted(GRAMMARS.values())), "")),
+        draw(rarely(grammars, "")),
     )
 
 
@@ -94,7 +96,15 @@ def requests(draw: st.DrawFn, index: int, palette: list[int]) -> GenerationReque
 @st.composite
 def cases(draw: st.DrawFn) -> list[GenerationRequest]:
     palette = draw(palettes)
-    return [draw(requests(i, palette)) for i in range(draw(st.integers(1, 4)))]
+    if draw(st.integers(0, 7)) > 0:
+        return [draw(requests(i, palette)) for i in range(draw(st.integers(1, 4)))]
+    # So much for so few pages that sequences are preempted within their grammars, which chance seldom does.
+    return [crowded(draw(requests(i, palette)), draw(grammars)) for i in range(4)]
+
+
+def crowded(asked: GenerationRequest, grammar: str) -> GenerationRequest:
+    processors = replace(asked.processors or Processors(), grammar=grammar)
+    return replace(asked, max_tokens=20, processors=processors)
 
 
 @pytest.fixture(scope="module")
@@ -218,4 +228,4 @@ def test_the_cases_were_worth_it() -> None:
     assert sum(n > 0 for n in num_preempted) > 0.02 * len(num_preempted)
     assert sum(n > 0 for n in num_shared) > 0.1 * len(num_shared)
     assert sum(n > 0 for n in num_forced) > 0.1 * len(num_forced)
-    assert any(num_preempted_in_grammar)
+    assert sum(n > 0 for n in num_preempted_in_grammar) > 0.01 * len(num_accepted)

@@ -189,7 +189,7 @@ def test_a_pass_never_waits_for_the_device(target: Path, monkeypatch: pytest.Mon
             found = static.launch(rows, bucket, drafts)
         first = acceptance_of(found[0].tolist())
     assert len(first.token_ids) == len(first.nodes) >= 1
-    inputs = static._inputs[bucket]
+    inputs = static._inputs(bucket)
     assert inputs["token_ids"][:2].tolist() == [
         [lane.token_ids[-1], 7, 8],
         [lane.token_ids[-1], 6, 0],
