@@ -1,13 +1,14 @@
 /* Attention of packed rows over their pages and over their own tokens, in float32, on one CPU thread.
  *
  * compiled_attention.py calls it; kernel_build.py compiles it, with DIM as the size of a head: a multiple of 16.
- * A query takes its keys in the order of their positions, 16 at a time from position 0 on, with an online
+ * A query takes its keys in the order of their positions, a tile at a time from position 0 on, with an online
  * softmax; a tile's sums are always formed in the same order. So a query's bits depend on its own keys alone: not on
  * how wide its row is, on whether it belongs to a prompt, a chain or a tree, or on who shares the pass.
  *
  * Terms:
  *   piece  one key/value head of one row; pieces are attended one after another
- *   tile   16 keys of a piece with their values, fewer at the end
+ *   lane   element of a vector; vectors are as long as the processor's
+ *   tile   as many keys of a piece, with their values, as there are lanes; fewer at the end
  *   seat   index of a query in state_t, among those of a piece that go through its keys together, up to SEATS
  *   block  up to 4 queries in seats that follow each other, for which a tile is loaded once
  *   path   of a tree's token: the row's own tokens from the root to it, itself included
@@ -16,17 +17,38 @@
 #include <math.h>
 #include <stdint.h>
 
-#define TILE 16
+#if defined(LANES) /* as tests ask for */
+#elif defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define TILE LANES
 #define BLOCK 4
 #define SEATS 64
-#define VECTORS (DIM / 16) /* of a head */
+#define VECTORS (DIM / LANES) /* of a head */
 #define TOGETHER (VECTORS % 3 == 0 ? 3 : VECTORS % 2 == 0 ? 2 : 1) /* vectors that are summed at a time */
 #define INLINE static inline __attribute__((always_inline))
 #define MIX(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
-typedef float loose_vec __attribute__((vector_size(64), aligned(4), may_alias));
+/* f(i, n) for every lane i. */
+#define FOUR(f, n, i) f(i, n), f(i + 1, n), f(i + 2, n), f(i + 3, n)
+#if LANES == 16
+#define EACH_LANE(f, n) FOUR(f, n, 0), FOUR(f, n, 4), FOUR(f, n, 8), FOUR(f, n, 12)
+#elif LANES == 8
+#define EACH_LANE(f, n) FOUR(f, n, 0), FOUR(f, n, 4)
+#else
+#define EACH_LANE(f, n) FOUR(f, n, 0)
+#endif
+#define ITSELF(i, n) (i)
+#define ACROSS(i, n) (((i) ^ (n)) % LANES)
+#define IN_TURN(i, half) ((half) * LANES / 2 + (i) / 2 + (i) % 2 * LANES)
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 enum { CAUSAL = 0, ALL = 1, TREE = 2 };
 
@@ -98,47 +120,39 @@ INLINE vec exp_of(vec x) {
     return choose(x < -87.0f, splat(0.0f), y * (vec)power);
 }
 
-/* Parts of a vector in each other's places. */
-INLINE vec swap8(vec x) { return MIX(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7); }
-INLINE vec swap4(vec x) { return MIX(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11); }
-INLINE vec swap2(vec x) { return MIX(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13); }
-INLINE vec swap1(vec x) { return MIX(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14); }
+/* Halves, quarters and so on of a vector in each other's places. */
+#define SWAP(x, n) MIX(x, x, EACH_LANE(ACROSS, n))
 
 INLINE float largest_in(vec x) {
-    x = maximum_of(x, swap8(x));
-    x = maximum_of(x, swap4(x));
-    x = maximum_of(x, swap2(x));
-    return maximum_of(x, swap1(x))[0];
+    if (LANES > 8) x = maximum_of(x, SWAP(x, 8));
+    if (LANES > 4) x = maximum_of(x, SWAP(x, 4));
+    x = maximum_of(x, SWAP(x, 2));
+    return maximum_of(x, SWAP(x, 1))[0];
 }
 
 INLINE float total_in(vec x) {
-    x += swap8(x);
-    x += swap4(x);
-    x += swap2(x);
-    return (x + swap1(x))[0];
+    if (LANES > 8) x += SWAP(x, 8);
+    if (LANES > 4) x += SWAP(x, 4);
+    x += SWAP(x, 2);
+    return (x + SWAP(x, 1))[0];
 }
 
-/* Of two vectors, the first halves or the last ones, element by element in turn. */
-INLINE vec zip_low(vec x, vec y) { return MIX(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
-INLINE vec zip_high(vec x, vec y) {
-    return MIX(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
+/* Of two vectors, the first halves and then the last ones, element by element in turn. */
 INLINE void zip(const vec *from, vec *to) {
-    for (int i = 0; i < 8; i++) {
-        to[2 * i] = zip_low(from[i], from[i + 8]);
-        to[2 * i + 1] = zip_high(from[i], from[i + 8]);
+    for (int i = 0; i < LANES / 2; i++) {
+        to[2 * i] = MIX(from[i], from[i + LANES / 2], EACH_LANE(IN_TURN, 0));
+        to[2 * i + 1] = MIX(from[i], from[i + LANES / 2], EACH_LANE(IN_TURN, 1));
     }
 }
 
-/* Transposes 16 dimensions of a tile's keys, from `at` on: four rounds of zipping do that. */
+/* Transposes as many dimensions of a tile's keys as there are lanes, from `at` on: log2(LANES) rounds of zipping. */
 INLINE void transpose(const tile_t *tile, int at, vec *to) {
     vec a[TILE], b[TILE];
     for (int k = 0; k < TILE; k++) a[k] = k < tile->count ? load(tile->key[k] + at) : splat(0.0f);
     zip(a, b);
-    zip(b, a);
-    zip(a, b);
-    zip(b, to);
+    if (LANES > 4) zip(b, a);
+    if (LANES > 8) zip(a, b);
+    zip(LANES == 8 ? a : b, to);
 }
 
 /* Adds a tile's weighted values to the sums of n queries from `seat` on. */
@@ -149,7 +163,7 @@ INLINE void add_values(state_t *s, int seat, int n, const tile_t *tile, const fl
             for (int j = 0; j < TOGETHER; j++) sum[i][j] = s->sum[seat + i][c + j];
         for (int k = 0; k < tile->count; k++)
             for (int j = 0; j < TOGETHER; j++) {
-                const vec value = load(tile->value[k] + (c + j) * 16);
+                const vec value = load(tile->value[k] + (c + j) * LANES);
                 for (int i = 0; i < n; i++) sum[i][j] += weight[i][k] * value;
             }
         for (int i = 0; i < n; i++)
@@ -160,7 +174,7 @@ INLINE void add_values(state_t *s, int seat, int n, const tile_t *tile, const fl
 /* One tile for n queries from `seat` on; transposed[d] holds dimension d of its keys, and each query sees the first
  * seen[seat] of them. */
 INLINE void attend_block(state_t *s, int seat, int n, const vec *transposed, const tile_t *tile, const int *seen) {
-    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const ivec lane = {EACH_LANE(ITSELF, 0)};
     vec even[BLOCK], odd[BLOCK]; /* dimensions apart: shorter chains of additions */
     float weight[BLOCK][TILE] __attribute__((aligned(64)));
     for (int i = 0; i < n; i++) even[i] = odd[i] = splat(0.0f);
@@ -189,7 +203,7 @@ INLINE void attend_block(state_t *s, int seat, int n, const vec *transposed, con
 static void attend_tile(state_t *s, int seat, int num_queries, const tile_t *tile, const int *seen) {
     const int end = seat + num_queries;
     vec transposed[DIM];
-    for (int c = 0; c < VECTORS; c++) transpose(tile, c * 16, transposed + c * 16);
+    for (int c = 0; c < VECTORS; c++) transpose(tile, c * LANES, transposed + c * LANES);
     for (; seat + 4 <= end; seat += 4) attend_block(s, seat, 4, transposed, tile, seen);
     if (seat + 2 <= end) {
         attend_block(s, seat, 2, transposed, tile, seen);
@@ -226,8 +240,8 @@ INLINE void prefetch(const piece_t *piece, int64_t start) {
     gather(piece, 0, start, TILE, &tile);
     for (int k = 0; k < TILE; k++)
         for (int c = 0; c < VECTORS; c++) {
-            __builtin_prefetch(tile.key[k] + c * 16);
-            __builtin_prefetch(tile.value[k] + c * 16);
+            __builtin_prefetch(tile.key[k] + c * LANES);
+            __builtin_prefetch(tile.value[k] + c * LANES);
         }
 }
 
@@ -239,7 +253,7 @@ INLINE void begin(state_t *s, int seat, const float *query, float scale) {
 }
 
 INLINE void finish(const state_t *s, int seat, float *out) {
-    for (int c = 0; c < VECTORS; c++) *(loose_vec *)(out + c * 16) = s->sum[seat][c] / s->total[seat];
+    for (int c = 0; c < VECTORS; c++) *(loose_vec *)(out + c * LANES) = s->sum[seat][c] / s->total[seat];
 }
 
 /* The keys behind the last whole tile of the context, of one token of a tree: they lie along its path. */

@@ -4,6 +4,7 @@ where it cannot be had."""
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ SCALE = 0.3
 NUM_PAGES = 120
 SHAPES = [(48, 2, 2, 16), (16, 1, 4, 4), (64, 2, 1, 16), (128, 1, 8, 7), (32, 2, 3, 5)]
 SHAPES += [(80, 1, 1, 16), (128, 2, 8, 16)]  # of 5 vectors, summed one by one; of 8, in pairs
+NATIVE = 0
+CASES = [(*shape, NATIVE) for shape in SHAPES]
+CASES += [(*shape, lanes) for shape in SHAPES[:2] for lanes in (4, 8, 16)]
+CASE_NAMES = ("head_dim", "groups", "heads_per_kv", "page_size", "lanes")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
 
 
@@ -44,8 +49,12 @@ def make_pool(head_dim: int, num_kv_heads: int, page_size: int) -> PagedPool:
     return pool
 
 
-def kernel_for(pool: PagedPool, heads_per_kv: int, folder: Path) -> RowKernel:
-    kernel = row_kernel(pool, heads_per_kv, folder)
+def kernel_for(pool: PagedPool, heads_per_kv: int, folder: Path, lanes: int = NATIVE) -> RowKernel:
+    """The kernel as other processors would have it, where a number of lanes is given."""
+    with pytest.MonkeyPatch.context() as patch:
+        if lanes != NATIVE:
+            patch.setenv("CC", f"{os.environ.get('CC', 'cc')} -DLANES={lanes}")
+        kernel = row_kernel(pool, heads_per_kv, folder / str(lanes))
     assert kernel is not None
     return kernel
 
@@ -62,12 +71,12 @@ def tokens(rows: list[AttentionRow], pool: PagedPool, heads_per_kv: int) -> tupl
 
 
 @needs_compiler
-@pytest.mark.parametrize(("head_dim", "groups", "heads_per_kv", "page_size"), SHAPES)
+@pytest.mark.parametrize(CASE_NAMES, CASES)
 def test_as_torchs_operators(
-    head_dim: int, groups: int, heads_per_kv: int, page_size: int, folder: Path
+    head_dim: int, groups: int, heads_per_kv: int, page_size: int, lanes: int, folder: Path
 ) -> None:
     pool = make_pool(head_dim, groups, page_size)
-    kernel = kernel_for(pool, heads_per_kv, folder)
+    kernel = kernel_for(pool, heads_per_kv, folder, lanes)
     for seed in range(25):
         rows = random_rows(random.Random(seed), NUM_PAGES, page_size)
         query, own = tokens(rows, pool, heads_per_kv)
@@ -80,13 +89,19 @@ def test_as_torchs_operators(
 
 @needs_compiler
 @pytest.mark.parametrize("context", [0, 3, 16, 45])
-@pytest.mark.parametrize(("head_dim", "groups", "heads_per_kv", "page_size"), SHAPES)
+@pytest.mark.parametrize(CASE_NAMES, CASES)
 def test_bits_of_a_token_depend_on_its_keys_alone(
-    head_dim: int, groups: int, heads_per_kv: int, page_size: int, context: int, folder: Path
+    head_dim: int,
+    groups: int,
+    heads_per_kv: int,
+    page_size: int,
+    lanes: int,
+    context: int,
+    folder: Path,
 ) -> None:
     """A chain of 21 tokens: alone in one row, one by one behind pages, and as a path of a tree in company."""
     pool = make_pool(head_dim, groups, page_size)
-    kernel = kernel_for(pool, heads_per_kv, folder)
+    kernel = kernel_for(pool, heads_per_kv, folder, lanes)
     length = 21
     pages = list(range(-(-(context + length) // page_size)))
     row = AttentionRow(0, length, pages, context, Visible.CAUSAL)
