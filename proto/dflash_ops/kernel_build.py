@@ -62,13 +62,18 @@ def load_library(source: Path, folder: Path, macros: Mapping[str, int]) -> ctype
 
 
 def kept_library(source: Path, folder: Path) -> str | None:
-    """Name what ``source`` compiles to here, macros aside, if that is in ``folder``; compiles nothing."""
+    """Name what ``source`` compiles to here, macros aside, if ``folder`` has it and it is loaded from there.
+
+    Makes and compiles nothing.
+    """
     try:
+        own = folder.expanduser().absolute()
+        _check_own(own)
         compiler = find_compiler()
         if compiler is None:
             return None
         pattern = _file_name(source, compiler, "*")
-        return pattern if any(folder.expanduser().glob(pattern)) else None
+        return pattern if any(map(_is_whole, own.glob(pattern))) else None
     except FAILURES:
         return None
 
@@ -82,10 +87,19 @@ def _own_folder(folder: Path) -> Path:
     """
     own = folder.expanduser().absolute()
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = own.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"others than this user may write to {own}")
+    _check_own(own)
     return own
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that this user does not own alone.
+
+    Raises:
+        OSError: it is not there, or is not this user's alone to write to.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"others than this user may write to {folder}")
 
 
 def _file_name(source: Path, compiler: list[str], macros: str) -> str:

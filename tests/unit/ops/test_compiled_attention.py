@@ -194,6 +194,19 @@ def test_a_folder_of_others_is_not_trusted(
     tmp_path.chmod(0o777)
     assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is None
     assert "others than this user may write" in caplog.text
+    assert kept_library(ROW_ATTENTION, tmp_path) is None, "what is not loaded counts for nothing"
+
+
+@needs_compiler
+def test_what_is_kept_is_what_is_loaded(tmp_path: Path) -> None:
+    assert kept_library(ROW_ATTENTION, tmp_path / "none") is None
+    assert not (tmp_path / "none").exists()
+    assert load_library(ROW_ATTENTION, tmp_path, {"DIM": 16}) is not None
+    (library,) = tmp_path.iterdir()
+    damaged = tmp_path / "damaged"
+    damaged.mkdir(mode=0o700)
+    (damaged / library.name).write_bytes(library.read_bytes()[:-1])
+    assert kept_library(ROW_ATTENTION, damaged) is None
 
 
 def test_no_command_line_is_a_warning(
