@@ -163,7 +163,7 @@ def _different_keys(path: Path, mine: Mapping[str, object]) -> list[str]:
 
 def scheduler_for(args: AppArgs, limits: EngineLimits, samples: list[CostSample]) -> BlockScheduler:
     """Return a new block scheduler for one lane."""
-    has_plain = any(sample.width == 1 for sample in samples)
+    has_plain = any(sample.is_plain for sample in samples)
     return build_scheduler(
         limits.max_draft_block_size,
         CostTable(samples) if has_plain else None,

@@ -39,6 +39,11 @@ class CostSample(NamedTuple):
     tree_block: int = 0
     """All rows verify trees of ``width`` positions out of blocks of this width; 0: chains."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows decode plainly, one position each."""
+        return self.width == 1 and not self.other_width and not self.tree_block
+
 
 class Grid:
     """Values at some numbers of rows and some widths, linear in between; immutable.
@@ -95,13 +100,15 @@ class CostTable:
             priced at the size that it is padded to.
 
     Raises:
-        ValueError: no sample has width 1, so plain decoding has no price.
+        ValueError: no sample is of plain decoding, which then has no price.
     """
 
     def __init__(self, samples: Iterable[CostSample], captured_sizes: Sequence[int] = ()) -> None:
         samples = list(samples)
-        if not any(sample.width == 1 for sample in samples):
-            raise ValueError("a cost table needs samples of plain decoding")
+        if not any(sample.is_plain for sample in samples):
+            raise ValueError(
+                "a cost table needs samples of plain decoding: of chains of width 1, all rows alike"
+            )
         self.captured_sizes = tuple(captured_sizes)
         self._sizes = np.array(captured_sizes, dtype=np.int64)
         ragged = [sample for sample in samples if sample.other_width]

@@ -139,8 +139,13 @@ def test_wide_blocks_that_seem_cheap_give_no_time_back() -> None:
 
 
 def test_plain_decoding_must_have_a_price() -> None:
-    with pytest.raises(ValueError, match="plain"):
-        CostTable([s for s in sweep() if s.width > 1])
+    wide = [s for s in sweep() if s.width > 1]
+    ragged = CostSample(4, 1, 0, 0.0, 2.0, 2.5, other_width=2)
+    tree = CostSample(1, 1, 0, 0.5, 2.0, 3.0, tree_block=8)
+    for others in ([], [ragged], [tree]):
+        for samples in (others, [*wide, *others]):
+            with pytest.raises(ValueError, match="plain decoding"):
+                CostTable(samples)
 
 
 def test_observed_steps_correct_their_cell_and_hint_at_the_others() -> None:

@@ -175,4 +175,6 @@ def test_the_default_folder_is_the_users(
 def test_a_scheduler_without_prices_follows_the_table(sections: dict[str, dict[str, Any]]) -> None:
     args = AppArgs.model_validate(sections)
     assert scheduler_for(args, LIMITS, []).cost is None
+    ragged = CostSample(4, 1, 512, 0.0, 1.0, 2.0, other_width=2)
+    assert scheduler_for(args, LIMITS, [ragged]).cost is None
     assert scheduler_for(args, LIMITS, started(sections)[1]).cost is not None
