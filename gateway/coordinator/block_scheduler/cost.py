@@ -140,7 +140,7 @@ class StepCostModel:
         Returns:
             observed / predicted time, None when the step says nothing.
         """
-        if outcome.step_ms is None or outcome.num_rows == 0:
+        if outcome.step_ms is None or outcome.step_ms <= 0.0 or outcome.num_rows == 0:
             self._last_load = None
             return None
         verified = outcome.num_positions - outcome.num_prefill_positions

@@ -180,6 +180,7 @@ class StepOutcome(NamedTuple):
     draft_ms: float
     verify_ms: float
     step_ms: float | None
-    """Time since the landing before, None after a pause: nothing is learned of time then."""
+    """Time since the landing before, None after a pause: nothing is learned of time then, nor where a coarse
+    clock saw none pass."""
     trees: Sequence[TreeRowOutcome] = ()
     """Rows that drafted trees; ``rows`` are the others."""

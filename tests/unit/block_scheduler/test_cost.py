@@ -181,9 +181,16 @@ def test_prefill_is_priced_apart_and_does_not_touch_decoding() -> None:
     assert with_prefill == pytest.approx(before + 20.0, rel=0.05)
 
 
-def test_steps_after_a_pause_teach_nothing() -> None:
+@pytest.mark.parametrize("step_ms", [None, 0.0])
+@pytest.mark.parametrize("prefill", [0, 8])
+def test_steps_after_a_pause_or_without_time_teach_nothing(
+    step_ms: float | None, prefill: int
+) -> None:
     model = StepCostModel(CostTable(sweep()))
-    assert model.observe(landed(4, 1, None)) is None
+    before = price(model, 4, 1, 4)
+    assert model.observe(landed(4, 1, step_ms, prefill)) is None
+    assert price(model, 4, 1, 4) == before
+    assert float(model.step_ms([1], 4, np.array([4]), 0, 200)[0, 0]) == before
 
 
 def test_cohorts_have_prices_of_their_own() -> None:
