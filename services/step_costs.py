@@ -16,7 +16,7 @@ from gateway.coordinator.block_scheduler.build import build_scheduler
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
 from gateway.coordinator.block_scheduler.scheduler import BlockScheduler, SchedulerSettings
-from gateway.coordinator.block_scheduler.sweep import Cell, sweep, sweep_cells
+from gateway.coordinator.block_scheduler.sweep import covered, is_whole, sweep, sweep_cells
 from gateway.coordinator.block_scheduler.trees import blocks_within
 from services.config import AppArgs
 from services.drafter_kinds import DrafterKind
@@ -24,9 +24,6 @@ from services.placement import SAME_NODE
 from services.spec import DrafterSpec, EngineSpec, file_digest
 
 logger = logging.getLogger(__name__)
-
-LEAST_SHARE = 0.3
-"""Of the sweep's cells; what fewer of them say of the others is no better than a table."""
 
 
 def fingerprint(args: AppArgs, spec: EngineSpec, layout: str) -> dict[str, object]:
@@ -116,24 +113,19 @@ def measured_samples(
     samples = sweep(ring, limits, widths, scheduler.sweep_s, tree_blocks=blocks)
     took_s = time.perf_counter() - began
     logger.info("step costs: %d steps measured in %.1f s", len(samples), took_s)
-    share = _share_measured(samples, sweep_cells(limits, widths, blocks))
-    if share < LEAST_SHARE:
+    cells = sweep_cells(limits, widths, blocks)
+    usable = covered(samples, cells)
+    if not usable:
         logger.warning(
             "step costs: too few measured, the table decides; raise block_scheduler.sweep_s"
         )
         return []
-    if share < 1.0:
+    if not is_whole(samples, cells):
         # Kept, it would stand for what was never measured, start after start.
         logger.warning("step costs: not all measured, so not kept; raise block_scheduler.sweep_s")
     elif folder is not None:
         save_samples(cost_path(folder, mine), mine, samples)
-    return samples
-
-
-def _share_measured(samples: list[CostSample], cells: list[Cell]) -> float:
-    asked = {(cell.num_rows, cell.width, cell.tree_block) for cell in cells}
-    measured = {(sample.num_rows, sample.width, sample.tree_block) for sample in samples}
-    return len(measured) / len(asked)
+    return usable
 
 
 def _cost_folder(setting: str | None) -> Path | None:

@@ -7,6 +7,7 @@ its pages before it reads them. The drafter is fed as in served steps: when it d
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ RAGGED_ROWS, RAGGED_WIDTHS = (4, 8, 16), (8, 2)
 TREE_ROWS, TREE_WIDTH = (1, 2, 4, 8, 16, 32), 12
 """Cells whose rows verify trees, to price what those take beyond chains."""
 NUM_ROUNDS = 4
-"""Every cell is measured in each, far apart, for machines slow down and recover;"""
+"""Every cell is measured in each, far apart, for machines slow down and recover; before the first, one step
+of each cell of the outline, which counts where no round comes to it;"""
 NUM_COUNTED = 2
 """in so many steps on end, after one that does not count: served steps mostly follow their like."""
 FED_TOKENS = 3
@@ -48,6 +50,16 @@ class Cell(NamedTuple):
         """Verify width of a row."""
         return self.other_width if self.other_width and index % 2 else self.width
 
+    @property
+    def is_of_grid(self) -> bool:
+        """Whether it prices rows and widths, or blocks of trees; others price contexts and raggedness."""
+        return self.context == NEAR and not self.other_width
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What a table interpolates along rows: its width, and its block if it is of trees."""
+        return self.width, self.tree_block
+
 
 def sweep_cells(
     limits: EngineLimits, draft_widths: Sequence[int], tree_blocks: Sequence[int] = ()
@@ -67,6 +79,40 @@ def sweep_cells(
     return sorted(fitting, key=lambda cell: cell.num_rows * (cell.width + cell.context // NEAR))
 
 
+def outline(cells: Sequence[Cell]) -> list[Cell]:
+    """Of the sweep's cells, those of plain decoding and of the narrowest and the widest chain, at all rows.
+
+    Less than these says nothing of the others: a draft's price jumps from none to the narrowest, and prices
+    of many rows that follow from few are too high several times over.
+    """
+    chains = [cell for cell in cells if cell.is_of_grid and not cell.tree_block]
+    widths = sorted({cell.width for cell in chains})
+    return [cell for cell in chains if cell.width in {*widths[:2], *widths[-1:]}]
+
+
+def covered(samples: Sequence[CostSample], cells: Sequence[Cell]) -> list[CostSample]:
+    """Return the samples of widths and blocks that were measured at all of their numbers of rows.
+
+    Args:
+        samples: of a sweep that may have run out of time.
+        cells: that it was to measure.
+
+    Returns:
+        all samples of a whole sweep; none where the outline is not whole.
+    """
+    missing = set(cells).difference(map(_cell_of, samples))
+    cut = {cell.kind for cell in missing if cell.is_of_grid}
+    if not missing.isdisjoint(outline(cells)):
+        return []
+    return [sample for sample in samples if _cell_of(sample).kind not in cut]
+
+
+def is_whole(samples: Sequence[CostSample], cells: Sequence[Cell]) -> bool:
+    """Whether every cell was measured in a round at least."""
+    counts = Counter(map(_cell_of, samples))
+    return all(counts[cell] >= NUM_COUNTED for cell in cells)
+
+
 def sweep(
     ring: StepRing,
     limits: EngineLimits,
@@ -75,7 +121,7 @@ def sweep(
     clock: Callable[[], float] = time.perf_counter,
     tree_blocks: Sequence[int] = (),
 ) -> list[CostSample]:
-    """Measure all cells in turn, in several rounds.
+    """Measure the outline in short, then all cells in turn, in several rounds.
 
     The engine must be idle. Step ids are negative, so the coordinator's own follow them.
 
@@ -83,8 +129,8 @@ def sweep(
         ring: to drafters and verifier.
         limits: what the engine can hold.
         draft_widths: 1 among them.
-        most_s: begin no step after so many seconds. Cells that were never reached have no sample; the cheap
-            ones come first.
+        most_s: begin no step after so many seconds. Cells that were never reached have no sample, those of
+            the outline one if no round came to them; the cheap ones come first.
         clock: monotonic seconds.
         tree_blocks: measure trees out of blocks of these widths too.
 
@@ -92,17 +138,23 @@ def sweep(
         EngineUnavailableError: an executor is gone.
     """
     cells = sweep_cells(limits, draft_widths, tree_blocks)
-    visit = [False] + [True] * NUM_COUNTED
-    order = [(cell, counts) for _ in range(NUM_ROUNDS) for cell in cells for counts in visit]
-    samples: list[CostSample] = []
+    outlined, samples, uncounted = list[CostSample](), list[CostSample](), list[CostSample]()
+    visit = [uncounted] + [samples] * NUM_COUNTED
+    order = [(cell, outlined) for cell in outline(cells)]
+    order += [(cell, kept) for _ in range(NUM_ROUNDS) for cell in cells for kept in visit]
     deadline = clock() + most_s
-    for step_id, (cell, counts) in zip(range(-len(order), 0), order, strict=True):
+    for step_id, (cell, kept) in zip(range(-len(order), 0), order, strict=True):
         if clock() >= deadline:
             break
-        sample = _run(ring, _plan(cell, step_id, limits), cell, clock)
-        if counts:
-            samples.append(sample)
-    return samples
+        kept.append(_run(ring, _plan(cell, step_id, limits), cell, clock))
+    reached = set(map(_cell_of, samples))
+    return samples + [sample for sample in outlined if _cell_of(sample) not in reached]
+
+
+def _cell_of(sample: CostSample) -> Cell:
+    """The cell that a sample was measured in."""
+    context = sample.context // sample.num_rows
+    return Cell(sample.num_rows, sample.width, context, sample.other_width, sample.tree_block)
 
 
 def _run(ring: StepRing, plan: StepPlan, cell: Cell, clock: Callable[[], float]) -> CostSample:

@@ -6,13 +6,23 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator.block_scheduler.cost_file import cost_path, load_samples, save_samples
 from gateway.coordinator.block_scheduler.cost_table import CostSample, CostTable
-from gateway.coordinator.block_scheduler.sweep import NUM_COUNTED, NUM_ROUNDS, sweep, sweep_cells
+from gateway.coordinator.block_scheduler.records import TREES
+from gateway.coordinator.block_scheduler.sweep import (
+    NUM_COUNTED,
+    NUM_ROUNDS,
+    covered,
+    is_whole,
+    outline,
+    sweep,
+    sweep_cells,
+)
 
 LIMITS = EngineLimits(
     num_pages=512,
@@ -65,7 +75,11 @@ def test_every_cell_is_measured_and_the_first_step_of_a_visit_is_not_counted() -
     samples = sweep(ring, LIMITS, WIDTHS, 1e9, ring.clock)
     cells = sweep_cells(LIMITS, WIDTHS)
     assert len(samples) == NUM_ROUNDS * NUM_COUNTED * len(cells)
-    assert len(ring.plans) == NUM_ROUNDS * (NUM_COUNTED + 1) * len(cells)
+    assert {(c.num_rows, c.width) for c in outline(cells)} == {
+        (c.num_rows, c.width) for c in cells if c.width in (1, 4, 16)
+    }
+    assert len(ring.plans) == NUM_ROUNDS * (NUM_COUNTED + 1) * len(cells) + len(outline(cells))
+    assert covered(samples, cells) == samples and is_whole(samples, cells)
     assert {(s.num_rows, s.width) for s in samples} == {(c.num_rows, c.width) for c in cells}
     assert {c.num_rows for c in cells} == {1, 2, 4, 8, 16, 24}
     assert max(c.num_rows * c.width for c in cells) <= LIMITS.max_step_positions
@@ -85,6 +99,52 @@ def test_the_time_is_kept_and_cheap_cells_come_first() -> None:
     samples = sweep(ring, LIMITS, WIDTHS, 2.5, ring.clock)
     assert ring.now < 2.5 + 0.001 * LIMITS.max_step_positions
     assert samples and samples[0].num_rows == 1
+
+
+class AffineRing(TimedRing):
+    """Steps take a fixed time, and some for every position; blocks some more, and trees more again."""
+
+    def receive(self, step_id: int) -> StepResult:
+        plan = self.plans[-1]
+        verify_ms = 20.0 + 0.25 * plan.num_positions
+        draft_ms = 6.0 if plan.needs_drafter else 0.0
+        draft_ms += 3.0 * any(row.is_tree for row in plan.rows)
+        self.now += 1e-3 * (verify_ms + draft_ms)
+        return StepResult(step_id, [], draft_ms, verify_ms)
+
+
+def test_a_sweep_without_time_for_all_overprices_nothing() -> None:
+    """Rows that it did not come to would cost in proportion to fewer: several times too much."""
+    cells = sweep_cells(LIMITS, (1, 2, 4, 8, 16), (8, 16))
+    cases = [(n, w, w) for n in (1, 2, 7, 16, 24) for w in (1, 2, 4, 8, 10)]
+    cases += [(n, TREES + block, 12) for n in (1, 7, 16, 20) for block in (8, 16)]
+
+    def swept(most_s: float) -> list[CostSample]:
+        ring = AffineRing(LIMITS)
+        found = sweep(ring, LIMITS, (1, 2, 4, 8, 16), most_s, ring.clock, (8, 16))
+        assert ring.now < most_s + 0.1
+        return found
+
+    def prices(samples: list[CostSample]) -> list[float]:
+        table = CostTable(samples)
+        return [
+            float(table.step_ms([width], rows, np.array([rows * verified]), 128 * rows)[0, 0])
+            for rows, width, verified in cases
+        ]
+
+    expected = prices(swept(1e9))
+    numbers = set()
+    for tenths in range(1, 200, 3):
+        samples = swept(tenths / 10)
+        usable = covered(samples, cells)
+        numbers.add(len(usable))
+        if usable:
+            # Trees whose blocks it did not come to cost what chains do.
+            for found, right in zip(prices(usable), expected, strict=True):
+                assert 0.9 * right < found < 1.1 * right
+        if is_whole(samples, cells):
+            assert usable == samples
+    assert min(numbers) == 0 and len(numbers) > 10 and is_whole(samples, cells)
 
 
 def test_a_small_engine_is_asked_for_what_it_holds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from dflash_wire.ports import EngineLimits
 from dflash_wire.records import StepPlan, StepResult
 from gateway.coordinator.block_scheduler.cost_table import CostSample
+from gateway.coordinator.block_scheduler.sweep import sweep
+from services import step_costs
 from services.config import AppArgs
 from services.spec import make_spec
 from services.step_costs import measured_samples, scheduler_for
@@ -131,7 +134,28 @@ def test_a_file_that_was_tampered_with_is_refused(
     assert started(sections)[0] > 0
 
 
-def test_half_a_sweep_is_used_and_not_kept(
+@pytest.mark.parametrize(("num_steps", "is_used"), [(8, False), (9, True), (30, True)])
+def test_half_a_sweep_is_used_where_it_has_all_numbers_of_rows_and_not_kept(
+    sections: dict[str, dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    num_steps: int,
+    is_used: bool,
+) -> None:
+    """Plain decoding and two widths at 1, 2 and 4 rows are nine kinds of step."""
+    ring = CountingRing()
+    clocked = partial(sweep, clock=lambda: float(ring.num_steps))
+    monkeypatch.setattr(step_costs, "sweep", clocked)
+    taken, samples = started(sections, ring, block_scheduler={"sweep_s": num_steps})
+    assert taken == num_steps
+    assert {(s.num_rows, s.width) for s in samples} == (
+        {(rows, width) for rows in (1, 2, 4) for width in (1, 2, 8)} if is_used else set()
+    )
+    assert ("not all measured, so not kept" if is_used else "the table decides") in caplog.text
+    assert not Path(sections["block_scheduler"]["cost_folder"]).exists()
+
+
+def test_a_sweep_without_time_is_not_used(
     sections: dict[str, dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     num_steps, _ = started(sections, block_scheduler={"sweep_s": 1e-9})
