@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,30 @@ def test_a_run_that_is_told_to_end_keeps_what_it_had(
         "the run was told to end",
         [{"found": 1}],
     )
+
+
+@pytest.fixture
+def own_handler() -> Iterator[None]:
+    """The signal means what it meant before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_parts_bring_what_they_need(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_handler: None,
+) -> None:
+    arguments = ["gpu_check", "--dry-run", "--output", str(tmp_path / "out"), "--parts"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "draft"])
+    assert gpu_check.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["parts"]
+    assert [(p["name"], p["status"]) for p in found] == [("ceilings", "done"), ("draft", "done")]
+    assert gpu_check.with_needed(["trees", "graphs"]) == ["trees", "graphs"]
+    assert gpu_check.with_needed(["trees", "cycles", "ceilings"]) == ["ceilings", "trees", "cycles"]
+    assert gpu_check.with_needed(gpu_check.PARTS) == list(gpu_check.PARTS)
 
 
 def test_parts_end_when_the_time_is_over(tmp_path: Path) -> None:
