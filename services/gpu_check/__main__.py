@@ -116,7 +116,11 @@ def facts_of(session: Session) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Command line entry; returns 1 if a part failed or something that must hold does not."""
+    """Command line entry.
+
+    Returns:
+        1 if a part failed or something that must hold does not, 2 where nothing can be measured or kept.
+    """
     parser = argparse.ArgumentParser(prog="python -m services.gpu_check", description=__doc__)
     parser.add_argument(
         "--dry-run", action="store_true", help="a tiny pair on the CPU: figures mean nothing"
@@ -137,10 +141,14 @@ def main() -> int:
     device = torch.device("cpu") if options.dry_run else torch.device("cuda", 0)
     session = Session(DRY if options.dry_run else FULL, device, options.budget_s)
     facts = facts_of(session)
+    try:
+        report = Report(options.output, facts)
+    except OSError as error:
+        print(f"error: results cannot be kept in {options.output}: {error}", file=sys.stderr)
+        return 2
     print(", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     if options.dry_run:
         print("A dry run: no figure below says anything about a GPU.")
-    report = Report(options.output, facts)
     run_parts(with_needed(options.parts), session, report)
     print(json.dumps(report.summary()))
     return 0 if report.is_sound else 1

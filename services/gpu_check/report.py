@@ -72,6 +72,9 @@ class Report:
     Args:
         path: gets one line of JSON for the run's facts and for every part, as soon as it has ended.
         facts: of the run.
+
+    Raises:
+        OSError: ``path`` cannot be written.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:

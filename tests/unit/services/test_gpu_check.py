@@ -127,6 +127,21 @@ def own_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_handler: None,
+) -> None:
+    monkeypatch.setattr(gpu_check, "PARTS", {"one": lambda *_: pytest.fail("it was measured")})
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "out.jsonl"):
+        monkeypatch.setattr(sys, "argv", ["gpu_check", "--dry-run", "--output", str(output)])
+        assert gpu_check.main() == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: results cannot be kept in {output}: ")
+
+
 def test_parts_bring_what_they_need(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
