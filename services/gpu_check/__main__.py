@@ -1,7 +1,8 @@
 """Check and measure a GPU: ``make gpu-check``, or ``python -m services.gpu_check``.
 
 Prints a table for every part and ends with one line of JSON. Parts do not depend on each other's success;
-each one's result is in the output file before the next begins, so a run that is cut off keeps what it had.
+each one's result is in the output file before the next begins, so a run that is cut off keeps what it had,
+and says that it was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import transformers
 
 from services.gpu_check import correctness, cycles, passes, references, two_processes
 from services.gpu_check.report import CUT, FAILED, SKIPPED, PartResult, Report, render
-from services.gpu_check.session import NotHereError, NoTimeLeftError, Session
+from services.gpu_check.session import CutOff, NotHereError, NoTimeLeftError, Session
 from services.gpu_check.shapes import DRY, FULL
 
 Part = Callable[[Session, PartResult], None]
@@ -43,14 +44,7 @@ PARTS: dict[str, Part] = {
 BESIDE_CEILINGS = {"verify", "draft", "cycles"}
 """Parts whose figures stand beside what the card does at most."""
 BUDGET_S = 440.0
-
-
-class CutOff(BaseException):
-    """The run was told to end. No part takes it for an error of its own."""
-
-
-def _cut_off(*_: object) -> None:
-    raise CutOff
+CUT_OFF_STATUS = 128 + signal.SIGTERM
 
 
 def run_part(name: str, part: Part, session: Session) -> PartResult:
@@ -62,7 +56,8 @@ def run_part(name: str, part: Part, session: Session) -> PartResult:
     result = PartResult(name)
     began = time.perf_counter()
     try:
-        part(session, result)
+        with session.ending.interrupts():
+            part(session, result)
     except NotHereError as error:
         result.status, result.reason = SKIPPED, str(error)
     except NoTimeLeftError:
@@ -87,11 +82,12 @@ def with_needed(names: Iterable[str]) -> list[str]:
 def run_parts(names: Iterable[str], session: Session, report: Report) -> None:
     """Run parts in order until the run is told to end; each is printed and kept at once."""
     for name in names:
+        if session.ending.is_asked:
+            break
         result = run_part(name, PARTS[name], session)
         report.add(result)
         print(render(result), flush=True)
-        if result.reason == "the run was told to end":
-            return
+    report.is_cut_off = session.ending.is_asked
 
 
 def facts_of(session: Session) -> dict[str, Any]:
@@ -119,7 +115,8 @@ def main() -> int:
     """Command line entry.
 
     Returns:
-        1 if a part failed or something that must hold does not, 2 where nothing can be measured or kept.
+        1 if a part failed or something that must hold does not, 2 where nothing can be measured or kept,
+        143 if the run was told to end.
     """
     parser = argparse.ArgumentParser(prog="python -m services.gpu_check", description=__doc__)
     parser.add_argument(
@@ -137,9 +134,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    signal.signal(signal.SIGTERM, _cut_off)
     device = torch.device("cpu") if options.dry_run else torch.device("cuda", 0)
     session = Session(DRY if options.dry_run else FULL, device, options.budget_s)
+    signal.signal(signal.SIGTERM, session.ending)
     facts = facts_of(session)
     try:
         report = Report(options.output, facts)
@@ -150,7 +147,13 @@ def main() -> int:
     if options.dry_run:
         print("A dry run: no figure below says anything about a GPU.")
     run_parts(with_needed(options.parts), session, report)
+    if report.is_cut_off:
+        print(
+            "\nCut off: the run was told to end, and says nothing about parts that are not above."
+        )
     print(json.dumps(report.summary()))
+    if report.is_cut_off:
+        return CUT_OFF_STATUS
     return 0 if report.is_sound else 1
 
 

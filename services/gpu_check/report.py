@@ -81,6 +81,8 @@ class Report:
         self._path = path
         self.facts = facts
         self.parts: list[PartResult] = []
+        self.is_cut_off = False
+        """The run was told to end."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", encoding="utf-8")
         self._append(facts)
@@ -98,14 +100,19 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no part failed and everything that must hold does; design targets may be missed."""
+        """Whether the run came to its end, no part failed and everything that must hold does.
+
+        Design targets may be missed.
+        """
         broken = [c for part in self.parts for c in part.checks if not c.is_design and not c.is_met]
-        return not broken and all(part.status != FAILED for part in self.parts)
+        has_failed = any(part.status == FAILED for part in self.parts)
+        return not (self.is_cut_off or broken or has_failed)
 
     def summary(self) -> dict[str, Any]:
         """Everything, for the last line."""
         parts = [asdict(part) for part in self.parts]
-        return self.facts | {"is_sound": self.is_sound, "parts": parts}
+        found = {"is_sound": self.is_sound, "is_cut_off": self.is_cut_off, "parts": parts}
+        return self.facts | found
 
 
 def render(part: PartResult) -> str:

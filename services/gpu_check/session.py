@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,42 @@ RUNS_MS = 200.0
 
 class NoTimeLeftError(Exception):
     """The run's time is over; what was found so far stays."""
+
+
+class CutOff(BaseException):
+    """The run was told to end. No part takes it for an error of its own."""
+
+
+class Ending:
+    """Whether the run was told to end. Owner: the session; as a signal's handler it mutates.
+
+    It interrupts parts alone, and once: results are written whole, and what a part leaves behind is put away
+    in peace.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._is_in_part = False
+
+    def __call__(self, *_: object) -> None:
+        """Take the signal.
+
+        Raises:
+            CutOff: within a part.
+        """
+        self.is_asked = True
+        if self._is_in_part:
+            self._is_in_part = False
+            raise CutOff
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """What runs within is a part."""
+        self._is_in_part = True
+        try:
+            yield
+        finally:
+            self._is_in_part = False
 
 
 class NotHereError(Exception):
@@ -54,6 +91,7 @@ class Session:
     def __init__(self, shape: Shape, device: torch.device, budget_s: float) -> None:
         self.shape = shape
         self.device = device
+        self.ending = Ending()
         self.dtype: torch.dtype = getattr(torch, shape.dtype)
         self.ceilings: Ceilings | None = None
         self.times: dict[tuple[str, int, int, int], float] = {}

@@ -93,8 +93,19 @@ def test_a_part_that_fails_loses_nothing_of_the_others(
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_run_that_is_told_to_end_keeps_what_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def own_handler() -> Iterator[None]:
+    """The signal means what it meant before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_is_told_to_end_keeps_what_it_had_and_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_handler: None,
 ) -> None:
     def told_to_end(session: Session, part: PartResult) -> None:
         part.add(found=1)
@@ -106,11 +117,11 @@ def test_a_run_that_is_told_to_end_keeps_what_it_had(
     monkeypatch.setattr(gpu_check, "PARTS", parts)
     output = tmp_path / "out.jsonl"
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--dry-run", "--output", str(output)])
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert gpu_check.main() == 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert gpu_check.main() == 128 + signal.SIGTERM
+    text = capsys.readouterr().out
+    assert "Cut off: the run was told to end" in text
+    summary = json.loads(text.splitlines()[-1])
+    assert summary["is_cut_off"] and not summary["is_sound"]
     (_, part) = [json.loads(line) for line in output.read_text().splitlines()]
     assert (part["status"], part["reason"], part["rows"]) == (
         "cut off",
@@ -119,12 +130,22 @@ def test_a_run_that_is_told_to_end_keeps_what_it_had(
     )
 
 
-@pytest.fixture
-def own_handler() -> Iterator[None]:
-    """The signal means what it meant before."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+def test_a_signal_between_parts_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_handler: None
+) -> None:
+    class Signalled(Report):
+        def add(self, part: PartResult) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().add(part)
+
+    session = Session(DRY, torch.device("cpu"), 60)
+    signal.signal(signal.SIGTERM, session.ending)
+    monkeypatch.setattr(gpu_check, "PARTS", {"first": lambda *_: None, "second": lambda *_: None})
+    report = Signalled(tmp_path / "out.jsonl", {})
+    gpu_check.run_parts(["first", "second"], session, report)
+    assert [(part.name, part.status) for part in report.parts] == [("first", "done")]
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    assert report.is_cut_off and not report.is_sound
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(
