@@ -44,11 +44,11 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
 
     Raises:
         ConfigError: ``file`` cannot be read, is of a family that is not served, or lacks tensors; ``out``
-            is there already; a package that reads GGUF is missing.
+            is there already, if only as a link to nowhere; a package that reads GGUF is missing.
     """
     if not file.is_file():
         raise ConfigError(f"there is no file {file}")
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already; remove it, or name another folder")
     if missing := [name for name in READERS if find_spec(name) is None]:
         raise ConfigError(

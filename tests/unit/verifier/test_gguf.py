@@ -128,6 +128,9 @@ def test_what_cannot_be_served_is_refused(
     assert "no GGUF file" in refusal(broken, out, capsys)
     binary = ("--chat-template", str(saved[0]))
     assert "can't decode" in refusal(saved[0], out, capsys, *binary)
+    out.symlink_to("nowhere")
+    assert "is there already" in refusal(tmp_path / "broken.gguf", out, capsys), "not at once"
+    out.unlink()
     save_gguf(broken, architecture="gemma2")
     assert "'gemma2' is not supported" in refusal(broken, out, capsys)
     save_gguf(broken, leaves_out="model.layers.1.mlp.up_proj.weight")
