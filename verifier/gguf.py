@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from dflash_wire.errors import ConfigError
 from verifier.families import check_target_config
@@ -44,10 +46,13 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
 
     Raises:
         ConfigError: ``file`` cannot be read, is of a family that is not served, or lacks tensors; ``out``
-            is there already, if only as a link to nowhere; a package that reads GGUF is missing.
+            is there already, if only as a link to nowhere; the chat template is no Jinja; a package that
+            reads GGUF is missing.
     """
     if not file.is_file():
         raise ConfigError(f"there is no file {file}")
+    if chat_template is not None:
+        _check_template(chat_template, "the chat template")
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already; remove it, or name another folder")
     if missing := [name for name in READERS if find_spec(name) is None]:
@@ -55,8 +60,12 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
             f"GGUF files are read with {' and '.join(READERS)}: pip install {' '.join(missing)}"
         )
     config, tensors, others = _read(file)
+    tokenizer = others[-1]
     if chat_template is not None:
-        others[-1].chat_template = chat_template
+        tokenizer.chat_template = chat_template
+    elif tokenizer.chat_template is not None:
+        what = f"the chat template of {file} (--chat-template names another)"
+        _check_template(tokenizer.chat_template, what)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
@@ -97,6 +106,20 @@ def _read(file: Path) -> tuple[Any, dict[str, Tensor], list[Any]]:
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     return config, tensors, [model.generation_config, tokenizer]
+
+
+def _check_template(template: object, what: str) -> None:
+    """Compile a chat template as transformers does.
+
+    Raises:
+        ConfigError: it is no Jinja.
+    """
+    try:
+        if not isinstance(template, str):
+            raise TypeError("it is no text")
+        render_jinja_template([], chat_template=template)
+    except (TemplateError, TypeError, SyntaxError, RecursionError) as error:
+        raise ConfigError(f"{what} is no Jinja: {error}") from error
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -104,6 +104,28 @@ def test_the_shipped_template_writes_transcripts(
             tokenizer.render(refused)
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages | no_filter }}", "{% for x in y %}"])
+def test_a_template_that_is_no_jinja_is_refused_before_the_file_is_read(
+    template: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jinja, file = tmp_path / "template.jinja", tmp_path / "broken.gguf"
+    jinja.write_text(template)
+    file.write_bytes(b"not a model")
+    said = refusal(file, tmp_path / "out", capsys, "--chat-template", str(jinja))
+    assert said.startswith("error: the chat template is no Jinja: ")
+
+
+def test_a_files_own_template_must_be_jinja(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, jinja = tmp_path / "own.gguf", tmp_path / "template.jinja"
+    save_gguf(file, chat_template="{% if %}")
+    said = refusal(file, tmp_path / "out", capsys)
+    assert f"the chat template of {file} (--chat-template names another) is no Jinja" in said
+    jinja.write_text(TEMPLATE)
+    assert gguf.main([str(file), str(tmp_path / "out"), "--chat-template", str(jinja)]) == 0
+
+
 def refusal(file: Path, out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """The message of a conversion that must leave nothing behind."""
     before = sorted(out.parent.iterdir())

@@ -22,7 +22,10 @@ TOKENS = CONTROL + TEXT + [f"w{i}" for i in range(64 - len(CONTROL) - len(TEXT))
 
 
 def save_gguf(
-    path: Path, architecture: str = "gemma3", leaves_out: str | None = None
+    path: Path,
+    architecture: str = "gemma3",
+    leaves_out: str | None = None,
+    chat_template: str | None = None,
 ) -> dict[str, Tensor]:
     """Write ``path`` for the model that a GGUF file can describe.
 
@@ -30,6 +33,7 @@ def save_gguf(
         path: the file.
         architecture: what it says it is; its tensors are Gemma 3's in any case.
         leaves_out: a tensor that is missing in the file.
+        chat_template: of its tokenizer, which has none otherwise.
 
     Returns:
         transformers' names and the float32 values that the file stands for.
@@ -51,6 +55,8 @@ def save_gguf(
     writer = GGUFWriter(path, architecture)
     _write_config(writer, model.config)
     _write_tokenizer(writer)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     names = get_tensor_name_map(MODEL_ARCH.GEMMA3, NUM_LAYERS)
     expected = {}
     for name, tensor in model.state_dict().items():
