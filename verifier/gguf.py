@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import struct
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -29,6 +28,11 @@ from verifier.families import check_target_config
 READERS = ("accelerate", "gguf")
 """What transformers needs to read such a file."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+MOST_ABSENT = 0.5
+"""Share of a model's numbers that a file may lack until its tensors are looked at one by one. transformers
+has made room for the whole model by then."""
+MOST_SAID = 300
+"""Characters of another library's message that are passed on."""
 
 
 def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None = None) -> int:
@@ -86,18 +90,34 @@ def convert(file: Path, out: Path, dtype: torch.dtype, chat_template: str | None
 
 def _read(file: Path) -> tuple[Any, dict[str, Tensor], list[Any]]:
     """The config, float32 tensors by transformers' names, generation config and tokenizer."""
+    from verifier.gguf_header import read_header  # needs READERS
+
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
+        header = read_header(file)
         config = AutoConfig.from_pretrained(file.parent, **source)
         check_target_config(config)
+        _check_size(config, header.num_numbers)
         # transformers' types know of no second value.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, output_loading_info=True, **source
+            file.parent,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # with a message of our own
+            **source,
         )
+        model, loading = loaded
+        for name, found, wanted in sorted(loading["mismatched_keys"]):
+            raise ValueError(f"{name} is {list(found)}, and its model wants {list(wanted)}")
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ConfigError(f"{file} is no GGUF file that transformers can read: {error}") from error
-    model, loading = loaded
+    except ConfigError:
+        raise
+    except Exception as error:
+        # A sound header may say anything of the model, and transformers fails at it in any way.
+        said = " ".join(str(error).split())[:MOST_SAID]
+        if not isinstance(error, ValueError | OSError):
+            said = f"{type(error).__name__}: {said}"
+        raise ConfigError(f"{file} is no GGUF file that transformers can read: {said}") from error
     if absent := sorted(loading["missing_keys"]):
         # transformers would fill them with random numbers.
         raise ConfigError(f"{file} lacks {len(absent)} tensors of its model, as {absent[0]}")
@@ -106,6 +126,19 @@ def _read(file: Path) -> tuple[Any, dict[str, Tensor], list[Any]]:
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     return config, tensors, [model.generation_config, tokenizer]
+
+
+def _check_size(config: Any, num_numbers: int) -> None:
+    """Refuse a model that is much larger than what is there of it, before memory is taken for it.
+
+    Raises:
+        ValueError: it is.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    needed = sum(parameter.numel() for parameter in model.parameters())
+    if num_numbers < (1 - MOST_ABSENT) * needed:
+        raise ValueError(f"its model has {needed} numbers, and its tensors have {num_numbers}")
 
 
 def _check_template(template: object, what: str) -> None:

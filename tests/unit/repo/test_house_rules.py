@@ -121,7 +121,7 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras", "others"),
     [
-        (("services", "gateway", "drafter", "verifier", "proto"), ("guided",), {"dflash"}),
+        (("services", "gateway", "drafter", "verifier", "proto"), ("guided", "gemma"), {"dflash"}),
         (("loadtest",), ("loadtest",), set()),
         (("tests",), ("test", "guided"), {"dflash", "proto", "speculators", *LANGCHAIN}),
     ],
